@@ -1,0 +1,119 @@
+# Shared by the scripts in this folder: where things are kept, and how third-party parts are fetched.
+# Sourced, not run. Every function can be called again and does only what is missing.
+
+repo_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cache_dir=${OSCAR_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/oscar-kv}
+build_dir=${OSCAR_BUILD_DIR:-$repo_dir/build}
+
+llama_package_version=0.3.36
+llama_sdist_sha256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
+
+say() { printf '\033[1m== %s\033[0m\n' "$*" >&2; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+# install_debian_packages NAME...: installs those that are missing (needs root or sudo only then).
+install_debian_packages() {
+  local missing=() name
+  for name in "$@"; do
+    dpkg-query -W -f '${Status}' "$name" 2>/dev/null | grep -q 'ok installed' || missing+=("$name")
+  done
+  [ ${#missing[@]} -eq 0 ] && return
+  say "installing Debian packages: ${missing[*]}"
+  local as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || die "missing Debian packages (${missing[*]}); run as root: apt-get install ${missing[*]}"
+    as_root=(sudo)
+  fi
+  "${as_root[@]}" apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+# A private Python environment, used only to fetch models, sources and the pinned format and lint tools.
+python_env() {
+  if [ ! -x "$cache_dir/python/bin/pip" ]; then
+    say "creating a private Python environment"
+    mkdir -p "$cache_dir"
+    /usr/bin/python3 -m venv "$cache_dir/python"
+  fi
+}
+
+# The instruction sets of this processor that llama.cpp's CPU backend is built for. One name per level, part of the cache key.
+cpu_level() {
+  local flags=" $(grep -m1 -E '^flags' /proc/cpuinfo 2>/dev/null | cut -d: -f2) "
+  case "$(uname -m)" in
+    x86_64)
+      local level=avx2 flag
+      for flag in avx2 fma f16c bmi2; do
+        [[ $flags == *" $flag "* ]] || { echo sse42; return; }
+      done
+      [[ $flags == *" avx512f "* && $flags == *" avx512bw "* && $flags == *" avx512vl "* && $flags == *" avx512dq "* && $flags == *" avx512cd "* ]] || { echo $level; return; }
+      level=avx512
+      [[ $flags == *" avx512_vbmi "* || $flags == *" avx512vbmi "* ]] && level+=-vbmi
+      [[ $flags == *" avx512_vnni "* ]] && level+=-vnni
+      [[ $flags == *" avx512_bf16 "* ]] && level+=-bf16
+      echo $level ;;
+    *) echo "$(uname -m)" ;;
+  esac
+}
+
+llama_cmake_flags() {
+  local level=$1
+  printf '%s\n' -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_BACKEND_DL=ON -DGGML_NATIVE=OFF \
+    -DGGML_CPU_ALL_VARIANTS=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_OPENSSL=OFF \
+    -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_APP=OFF
+  case "$level" in
+    sse42) printf '%s\n' -DGGML_AVX=OFF -DGGML_AVX2=OFF -DGGML_FMA=OFF -DGGML_F16C=OFF -DGGML_BMI2=OFF ;;
+    avx512*) printf '%s\n' -DGGML_AVX512=ON ;;
+  esac
+  [[ $level == *vbmi* ]] && printf '%s\n' -DGGML_AVX512_VBMI=ON
+  [[ $level == *vnni* ]] && printf '%s\n' -DGGML_AVX512_VNNI=ON
+  [[ $level == *bf16* ]] && printf '%s\n' -DGGML_AVX512_BF16=ON
+  return 0
+}
+
+# llama_source: unpacks the pinned llama.cpp source into the cache; sets llama_source_dir.
+llama_source() {
+  llama_source_dir=$cache_dir/llama.cpp-$llama_package_version/vendor/llama.cpp
+  [ -f "$llama_source_dir/CMakeLists.txt" ] && return
+  python_env
+  local archive=$cache_dir/llama_cpp_python-$llama_package_version.tar.gz
+  if [ ! -f "$archive" ]; then
+    say "downloading the llama.cpp source (llama-cpp-python $llama_package_version, 77 MB)"
+    "$cache_dir/python/bin/pip" -q install --disable-pip-version-check scikit-build-core
+    local part
+    part=$(mktemp -d "$cache_dir/download.XXXXXX")
+    "$cache_dir/python/bin/pip" -q download --disable-pip-version-check --no-deps --no-binary llama-cpp-python \
+      --no-build-isolation "llama-cpp-python==$llama_package_version" -d "$part" || die "could not download llama-cpp-python $llama_package_version"
+    mv "$part"/llama_cpp_python-$llama_package_version.tar.gz "$archive"
+    rmdir "$part"
+  fi
+  echo "$llama_sdist_sha256  $archive" | sha256sum -c --quiet - ||
+    { rm -f "$archive"; die "llama.cpp source archive has an unexpected SHA-256; deleted it, run again"; }
+  local part
+  part=$(mktemp -d "$cache_dir/unpack.XXXXXX")
+  tar xf "$archive" -C "$part" --strip-components=1
+  # The archive carries a pointer to git metadata that it does not contain; left in place it makes ninja configure forever.
+  rm -rf "$part/vendor/llama.cpp/.git"
+  rm -rf "$cache_dir/llama.cpp-$llama_package_version"
+  mv "$part" "$cache_dir/llama.cpp-$llama_package_version"
+}
+
+# build_llama TARGET...: builds targets of the pinned llama.cpp; sets llama_build_dir (libraries and programs in its bin/).
+build_llama() {
+  llama_source
+  local level
+  level=$(cpu_level)
+  llama_build_dir=$cache_dir/llama.cpp-$llama_package_version-$level
+  if [ ! -f "$llama_build_dir/build.ninja" ]; then
+    say "configuring llama.cpp for $level"
+    local flags
+    mapfile -t flags < <(llama_cmake_flags "$level")
+    /usr/bin/cmake -S "$llama_source_dir" -B "$llama_build_dir" -G Ninja -DCMAKE_MAKE_PROGRAM=/usr/bin/ninja "${flags[@]}" >"$cache_dir/llama-configure.log" 2>&1 ||
+      { tail -20 "$cache_dir/llama-configure.log" >&2; die "llama.cpp did not configure"; }
+  fi
+  if ! /usr/bin/ninja -C "$llama_build_dir" -n "$@" 2>/dev/null | grep -q 'no work to do'; then
+    say "building llama.cpp ($*); the first time takes about 15 minutes on 2 cores"
+    /usr/bin/ninja -C "$llama_build_dir" "$@" >"$cache_dir/llama-build.log" 2>&1 ||
+      { tail -20 "$cache_dir/llama-build.log" >&2; die "llama.cpp did not build"; }
+  fi
+}
