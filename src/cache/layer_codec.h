@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "cache/rope_table.h"
+#include "kernels/rope_table.h"
 #include "format/artefact.h"
 #include "format/plane_layout.h"
 #include "kernels/kernels.h"

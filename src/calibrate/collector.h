@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cache/rope_table.h"
+#include "kernels/rope_table.h"
 #include "format/artefact.h"
 
 namespace oscar::calibrate {
@@ -61,7 +61,7 @@ struct CollectorOptions {
 class Collector {
  public:
   explicit Collector(CollectorOptions options);
-  void on_keys(int layer, const LayerShape& shape, const RopeSpec* rope, const cache::RopeTable* table,
+  void on_keys(int layer, const LayerShape& shape, const RopeSpec* rope, const RopeTable* table,
                const float* keys, std::int64_t token_stride, std::int64_t head_stride, const std::int32_t* positions, std::int64_t num_tokens);
   void on_values(int layer, const LayerShape& shape, const float* values, std::int64_t token_stride, std::int64_t head_stride, std::int64_t num_tokens);
   void on_attention(int layer, const LayerShape& shape, float scale, const float* queries, std::int64_t q_token_stride, std::int64_t q_head_stride,

@@ -6,7 +6,7 @@
 
 #include "format/rope_spec.h"
 
-namespace oscar::cache {
+namespace oscar {
 
 inline constexpr int kRopeTile = 64;
 
@@ -36,4 +36,4 @@ class RopeTable {
   std::vector<float> tile_;
 };
 
-}  // namespace oscar::cache
+}  // namespace oscar
