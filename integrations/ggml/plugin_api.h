@@ -1,7 +1,9 @@
-// What our CLI and tests ask of the llama.cpp plugin beyond ggml's interface, through ggml_backend_reg_get_proc_address(reg, name).
-// Both sides are built together; the version guards a mixed installation.
+// What our CLI and tests ask of the llama.cpp plugin beyond ggml's interface, through
+// ggml_backend_reg_get_proc_address(reg, name). Both sides are built together; the version guards a
+// mixed installation.
 //
-// A stock program needs none of this: it configures the plugin by the environment (read once, at load):
+// A stock program needs none of this: it configures the plugin by the environment (read once, at
+// load):
 //   OSCAR_KV       the --kv spec, e.g. "model.oscar.safetensors" or "quarot:k3v2"; default "quarot"
 //   OSCAR_LOG      0 silent but for refusals, 1 one line per context (default), 2 details
 #pragma once
@@ -17,25 +19,29 @@ inline constexpr int kPluginApiVersion = 1;
 inline constexpr const char* kDeviceName = "OSCAR0";
 
 struct Report {
-  std::uint64_t kv_bytes_allocated = 0;  // pages and copies of live caches: what is reserved for the whole context
-  std::uint64_t kv_bytes_used = 0;       // of the cells written now: codes, scales, copies
-  std::uint64_t kv_values_used = 0;      // K and V values held by those cells
-  double bits_per_value = 0;             // 8 · kv_bytes_used / kv_values_used
-  std::uint64_t cells_used = 0;          // of the first cache group
+  std::uint64_t kv_bytes_allocated =
+      0;  // pages and copies of live caches: what is reserved for the whole context
+  std::uint64_t kv_bytes_used = 0;   // of the cells written now: codes, scales, copies
+  std::uint64_t kv_values_used = 0;  // K and V values held by those cells
+  double bits_per_value = 0;         // 8 · kv_bytes_used / kv_values_used
+  std::uint64_t cells_used = 0;      // of the first cache group
   char method[32] = {};
   char kernels[16] = {};
 };
 
 // "oscar_plugin_api_version": int()
 using ApiVersionFn = int (*)();
-// "oscar_configure": sets what contexts created from now on use. 0, or −1 with one line in error (never longer than error_size).
-// spec "" keeps keys and values exact (k16v16) — the same as "naive:k16v16".
+// "oscar_configure": sets what contexts created from now on use. 0, or −1 with one line in error
+// (never longer than error_size). spec "" keeps keys and values exact (k16v16) — the same as
+// "naive:k16v16".
 using ConfigureFn = int (*)(const char* kv_spec, char* error, std::size_t error_size);
-// "oscar_set_collector": every token that contexts write and attend goes to it too, until nullptr is set. One context at a time.
+// "oscar_set_collector": every token that contexts write and attend goes to it too, until nullptr
+// is set. One context at a time.
 using SetCollectorFn = void (*)(calibrate::Collector* collector);
 // "oscar_report": of the cache that was created last and lives still; −1 when there is none.
 using ReportFn = int (*)(Report* report);
-// "oscar_last_error": the reason for the last refusal or failed graph, one line; "" if none. Cleared by reading.
+// "oscar_last_error": the reason for the last refusal or failed graph, one line; "" if none.
+// Cleared by reading.
 using LastErrorFn = const char* (*)();
 
 }  // namespace oscar::ggml_plugin

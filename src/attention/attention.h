@@ -1,8 +1,10 @@
-// Attention over a packed cache: softmax(q·kᵀ·scale + mask)·v with codes where there is no exact copy.
+// Attention over a packed cache: softmax(q·kᵀ·scale + mask)·v with codes where there is no exact
+// copy.
 //
-// A (query, token) pair uses the token's exact copy when there is one and the token is a sink (position < sink_tokens) or recent
-// (query position − token position < recent_tokens); otherwise the codes. So a query's result does not depend on how the
-// prompt was cut into chunks. Nothing attended: out = 0, lse = −inf.
+// A (query, token) pair uses the token's exact copy when there is one and the token is a sink
+// (position < sink_tokens) or recent (query position − token position < recent_tokens); otherwise
+// the codes. So a query's result does not depend on how the prompt was cut into chunks. Nothing
+// attended: out = 0, lse = −inf.
 //
 // plan() is pure arithmetic; run() neither allocates nor throws.
 #pragma once
@@ -17,8 +19,8 @@
 namespace oscar::attention {
 
 struct Shape {
-  std::int64_t num_queries = 1;  // query tokens of one sequence
-  std::int64_t num_kv = 0;       // cache cells seen, masked ones included
+  std::int64_t num_queries = 1;           // query tokens of one sequence
+  std::int64_t num_kv = 0;                // cache cells seen, masked ones included
   int num_q_heads = 1, num_kv_heads = 1;  // ratio 1..16 (larger ratios work, in blocks)
   int head_dim_k = 0, head_dim_v = 0;
 };
@@ -28,9 +30,9 @@ struct Plan {
   int num_threads = 1;
   std::int64_t queries_per_block = 1;  // of one KV head
   std::int64_t num_query_blocks = 1;
-  int num_splits = 1;                // of the cells, merged at the end
+  int num_splits = 1;  // of the cells, merged at the end
   std::int64_t pages_per_split = 1;
-  std::size_t workspace_bytes = 0;   // caller's, 64-byte aligned
+  std::size_t workspace_bytes = 0;  // caller's, 64-byte aligned
 };
 
 // Throws Error(kInvalidArgument) naming the value that is out of range.
@@ -39,33 +41,41 @@ Plan plan(const Shape& shape, int num_threads);
 // One sequence's cells. Cell c lies in page block_table[c / 64] at offset c % 64.
 struct KvView {
   PlaneView k, v;
-  const std::int32_t* block_table = nullptr;     // [⌈num_kv/64⌉] page ids; null: page = first_page + c / 64
+  const std::int32_t* block_table =
+      nullptr;  // [⌈num_kv/64⌉] page ids; null: page = first_page + c / 64
   std::int64_t first_page = 0;
-  const std::int32_t* cell_positions = nullptr;  // [num_kv], −1: never written (skipped whatever the mask says); null: position = c
-  const std::int32_t* copy_slots = nullptr;      // [num_kv] row of the copies, −1: none; null: no copies
-  const bf16_t* k_copies = nullptr;              // [slots][num_kv_heads][head_dim_k], raw basis
-  const bf16_t* v_copies = nullptr;              // [slots][num_kv_heads][head_dim_v], raw basis
+  const std::int32_t* cell_positions =
+      nullptr;  // [num_kv], −1: never written (skipped whatever the mask says); null: position = c
+  const std::int32_t* copy_slots =
+      nullptr;                       // [num_kv] row of the copies, −1: none; null: no copies
+  const bf16_t* k_copies = nullptr;  // [slots][num_kv_heads][head_dim_k], raw basis
+  const bf16_t* v_copies = nullptr;  // [slots][num_kv_heads][head_dim_v], raw basis
 };
 
 struct Params {
-  const float* q = nullptr;  // [num_queries][num_q_heads][head_dim_k] raw basis after RoPE; strides in floats
+  const float* q =
+      nullptr;  // [num_queries][num_q_heads][head_dim_k] raw basis after RoPE; strides in floats
   std::int64_t q_query_stride = 0, q_head_stride = 0;
   float* out = nullptr;  // [num_queries][num_q_heads][head_dim_v] raw basis
   std::int64_t out_query_stride = 0, out_head_stride = 0;
   float* lse = nullptr;  // [num_queries][num_q_heads] natural log, or null
-  const std::int32_t* query_positions = nullptr;  // [num_queries]; needed for causal, sliding_window and the recent rule
+  const std::int32_t* query_positions =
+      nullptr;  // [num_queries]; needed for causal, sliding_window and the recent rule
 
   KvView kv;
   const cache::LayerCodec* codec = nullptr;
 
-  float scale = 1.0f;      // on q·k
-  float soft_cap = 0.0f;   // 0: none; logit = soft_cap·tanh(logit/soft_cap), before masks
-  bool causal = false;     // token position ≤ query position
-  std::int32_t sliding_window = 0;  // 0: none; query position − token position < sliding_window (the token itself counts)
-  const std::uint16_t* mask_f16 = nullptr;  // [num_queries][num_kv] F16, added to the logit (−inf hides); null: none
-  std::int64_t mask_stride = 0;             // in elements
-  const float* mask_slopes = nullptr;       // [num_q_heads] ALiBi: the mask value is multiplied by it; null: 1
-  const float* sinks = nullptr;             // [num_q_heads] learned sink logits, or null
+  float scale = 1.0f;     // on q·k
+  float soft_cap = 0.0f;  // 0: none; logit = soft_cap·tanh(logit/soft_cap), before masks
+  bool causal = false;    // token position ≤ query position
+  std::int32_t sliding_window =
+      0;  // 0: none; query position − token position < sliding_window (the token itself counts)
+  const std::uint16_t* mask_f16 =
+      nullptr;  // [num_queries][num_kv] F16, added to the logit (−inf hides); null: none
+  std::int64_t mask_stride = 0;  // in elements
+  const float* mask_slopes =
+      nullptr;                   // [num_q_heads] ALiBi: the mask value is multiplied by it; null: 1
+  const float* sinks = nullptr;  // [num_q_heads] learned sink logits, or null
   std::int32_t sink_tokens = 0, recent_tokens = 0;
 };
 

@@ -1,8 +1,9 @@
-// The paged cache of a model: pages, sequences, windows. For hosts without a cache of their own (the C ABI); llama.cpp's plugin
-// keeps llama.cpp's cells and shares the codec and the attention.
+// The paged cache of a model: pages, sequences, windows. For hosts without a cache of their own
+// (the C ABI); llama.cpp's plugin keeps llama.cpp's cells and shares the codec and the attention.
 //
-// A token is encoded once, when it arrives; sinks and recent tokens also have exact BF16 copies. fork shares pages copy-on-write;
-// truncate drops tokens and keeps the bytes of the rest; dropping a copy never touches codes.
+// A token is encoded once, when it arrives; sinks and recent tokens also have exact BF16 copies.
+// fork shares pages copy-on-write; truncate drops tokens and keeps the bytes of the rest; dropping
+// a copy never touches codes.
 #pragma once
 
 #include <cstdint>
@@ -35,19 +36,25 @@ class Cache {
   std::int64_t num_free_pages() const;
   std::uint64_t bytes() const;  // all that was reserved: pages, copies, tables
 
-  SequenceId create_sequence();                // throws Error(kUnsupported) when max_sequences are in use
-  SequenceId fork(SequenceId sequence);        // shares full pages; the last, partial page is copied on the next write
+  SequenceId create_sequence();          // throws Error(kUnsupported) when max_sequences are in use
+  SequenceId fork(SequenceId sequence);  // shares full pages; the last, partial page is copied on
+                                         // the next write
   void free_sequence(SequenceId sequence);
   void truncate(SequenceId sequence, std::int64_t num_tokens);
   std::int64_t num_tokens(SequenceId sequence) const;
 
-  // Reserves room for num_tokens more; then append_layer once for every layer. false: not enough pages, nothing changed.
+  // Reserves room for num_tokens more; then append_layer once for every layer. false: not enough
+  // pages, nothing changed.
   [[nodiscard]] bool begin_append(SequenceId sequence, std::int64_t num_tokens);
-  // keys, values: [num_tokens][num_kv_heads][head_dim] raw, keys after RoPE. false: NaN or Inf (stored as zeros).
+  // keys, values: [num_tokens][num_kv_heads][head_dim] raw, keys after RoPE. false: NaN or Inf
+  // (stored as zeros).
   bool append_layer(SequenceId sequence, int layer, const Rows& keys, const Rows& values);
-  // Queries of the last num_queries tokens against the whole sequence, causal. out: [num_queries][num_q_heads][head_dim_v].
-  void attend_layer(SequenceId sequence, int layer, int num_q_heads, const float* q, std::int64_t num_queries, float scale, float* out, float* lse);
-  // Packed bytes of one token, for tests and migration: K row then V row in logical order (codes, scales, zeros).
+  // Queries of the last num_queries tokens against the whole sequence, causal. out:
+  // [num_queries][num_q_heads][head_dim_v].
+  void attend_layer(SequenceId sequence, int layer, int num_q_heads, const float* q,
+                    std::int64_t num_queries, float scale, float* out, float* lse);
+  // Packed bytes of one token, for tests and migration: K row then V row in logical order (codes,
+  // scales, zeros).
   std::vector<std::uint8_t> token_bytes(SequenceId sequence, int layer, std::int64_t token) const;
 
  private:

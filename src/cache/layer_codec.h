@@ -1,4 +1,5 @@
-// The one encoder of a layer: mean, transform, clip, codes. A token's bytes depend on its key, value and position alone.
+// The one encoder of a layer: mean, transform, clip, codes. A token's bytes depend on its key,
+// value and position alone.
 #pragma once
 
 #include <cstdint>
@@ -6,14 +7,15 @@
 #include <span>
 #include <vector>
 
-#include "kernels/rope_table.h"
 #include "format/artefact.h"
 #include "format/plane_layout.h"
 #include "kernels/kernels.h"
+#include "kernels/rope_table.h"
 
 namespace oscar::cache {
 
-// Rows of one side for a run of tokens: [num_tokens][num_kv_heads][head_dim], strides in floats. Keys are after RoPE.
+// Rows of one side for a run of tokens: [num_tokens][num_kv_heads][head_dim], strides in floats.
+// Keys are after RoPE.
 struct Rows {
   const float* data = nullptr;
   std::int64_t num_tokens = 0;
@@ -21,41 +23,49 @@ struct Rows {
   std::int64_t head_stride = 0;
 };
 
-// Immutable after construction; every method is thread-safe and allocates only in the given scratch.
+// Immutable after construction; every method is thread-safe and allocates only in the given
+// scratch.
 class LayerCodec {
  public:
-  // Bits and clip come from the artefact (k_quant, v_quant, clip for those bits). `rope` may be shared by layers.
-  LayerCodec(const Artefact& artefact, const ArtefactLayer& layer, std::shared_ptr<const RopeTable> rope,
-             const kernels::KernelSet& kernels);
+  // Bits and clip come from the artefact (k_quant, v_quant, clip for those bits). `rope` may be
+  // shared by layers.
+  LayerCodec(const Artefact& artefact, const ArtefactLayer& layer,
+             std::shared_ptr<const RopeTable> rope, const kernels::KernelSet& kernels);
 
   int num_kv_heads() const { return num_kv_heads_; }
   const PlaneLayout& k_layout() const { return k_layout_; }
   const PlaneLayout& v_layout() const { return v_layout_; }
 
-  // Token i goes to slot[i] (page·kPageSize + offset) of the view; −1 is skipped. 16 bits: BF16 rows in the raw basis.
-  // Returns false when a row held NaN or Inf (that row is stored as zeros; the caller reports it).
-  bool encode_keys(const Rows& keys, const std::int32_t* positions, const std::int64_t* slots, const PlaneView& dst, int num_threads) const;
-  bool encode_values(const Rows& values, const std::int64_t* slots, const PlaneView& dst, int num_threads) const;
+  // Token i goes to slot[i] (page·kPageSize + offset) of the view; −1 is skipped. 16 bits: BF16
+  // rows in the raw basis. Returns false when a row held NaN or Inf (that row is stored as zeros;
+  // the caller reports it).
+  bool encode_keys(const Rows& keys, const std::int32_t* positions, const std::int64_t* slots,
+                   const PlaneView& dst, int num_threads) const;
+  bool encode_values(const Rows& values, const std::int64_t* slots, const PlaneView& dst,
+                     int num_threads) const;
 
-  // k̂, v̂ in the raw basis, mean added back, for state, shift and tests. rows: [num_kv_heads][head_dim].
-  void decode_key(std::int64_t slot, std::int32_t position, const PlaneView& src, float* rows) const;
+  // k̂, v̂ in the raw basis, mean added back, for state, shift and tests. rows:
+  // [num_kv_heads][head_dim].
+  void decode_key(std::int64_t slot, std::int32_t position, const PlaneView& src,
+                  float* rows) const;
   void decode_value(std::int64_t slot, const PlaneView& src, float* rows) const;
 
   bool keys_are_exact() const { return k_layout_.quant.bits == 16; }
   bool values_are_exact() const { return v_layout_.quant.bits == 16; }
 
   // Attention's side of the transforms. Null: identity (exact sides; naive).
-  const float* query_transform(int kv_head) const;  // [head_dim_k][head_dim_k]: q̃ = q · this
+  const float* query_transform(int kv_head) const;   // [head_dim_k][head_dim_k]: q̃ = q · this
   const float* output_transform(int kv_head) const;  // [head_dim_v][head_dim_v]: o = õ · this
-  const float* key_mean(int kv_head) const;    // [head_dim_k] before RoPE, or null: none
-  const float* value_mean(int kv_head) const;  // [head_dim_v] raw basis, or null: none
+  const float* key_mean(int kv_head) const;          // [head_dim_k] before RoPE, or null: none
+  const float* value_mean(int kv_head) const;        // [head_dim_v] raw basis, or null: none
   const RopeTable* rope() const { return rope_.get(); }  // null: the key mean is static
   const kernels::KernelSet& kernels() const { return *kernels_; }
 
  private:
   int num_kv_heads_ = 0;
   PlaneLayout k_layout_, v_layout_;
-  std::vector<float> k_transform_, query_transform_, v_transform_, output_transform_, k_mean_, v_mean_;
+  std::vector<float> k_transform_, query_transform_, v_transform_, output_transform_, k_mean_,
+      v_mean_;
   std::vector<float> k_clip_, v_clip_;
   std::shared_ptr<const RopeTable> rope_;
   const kernels::KernelSet* kernels_;

@@ -1,8 +1,10 @@
-// Streamed statistics of one forward pass: what calibration sees of a model. Memory does not depend on the text's length.
+// Streamed statistics of one forward pass: what calibration sees of a model. Memory does not depend
+// on the text's length.
 //
-// Per (layer, KV head): C_Q = (1/N) Σ qᵀq over the query heads of the group, after RoPE; C_S = (1/N) Σ oᵀo with o the attention output
-// of each query head before W_O, which is (1/N) VᵀSᵀSV summed row by row (2605.17757, section 3); the mean key before RoPE; the
-// mean value; and a fixed-size sample of key, value and query rows with their positions.
+// Per (layer, KV head): C_Q = (1/N) Σ qᵀq over the query heads of the group, after RoPE; C_S =
+// (1/N) Σ oᵀo with o the attention output of each query head before W_O, which is (1/N) VᵀSᵀSV
+// summed row by row (2605.17757, section 3); the mean key before RoPE; the mean value; and a
+// fixed-size sample of key, value and query rows with their positions.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/rope_table.h"
 #include "format/artefact.h"
+#include "kernels/rope_table.h"
 
 namespace oscar::calibrate {
 
@@ -28,12 +30,13 @@ struct HeadStatistics {
   std::int64_t num_tokens = 0;
 };
 
-// Sampled rows of one layer: the same tokens for every head, so that attention among them can be computed.
+// Sampled rows of one layer: the same tokens for every head, so that attention among them can be
+// computed.
 struct LayerSample {
-  std::vector<std::int32_t> key_positions;    // [num_sampled_keys]
-  std::vector<float> keys, values;            // [num_sampled_keys][num_kv_heads][head_dim], keys after RoPE
+  std::vector<std::int32_t> key_positions;  // [num_sampled_keys]
+  std::vector<float> keys, values;  // [num_sampled_keys][num_kv_heads][head_dim], keys after RoPE
   std::vector<std::int32_t> query_positions;  // [num_sampled_queries]
-  std::vector<float> queries;                 // [num_sampled_queries][num_q_heads][head_dim_k], after RoPE
+  std::vector<float> queries;  // [num_sampled_queries][num_q_heads][head_dim_k], after RoPE
 };
 
 struct LayerStatistics {
@@ -62,10 +65,14 @@ class Collector {
  public:
   explicit Collector(CollectorOptions options);
   void on_keys(int layer, const LayerShape& shape, const RopeSpec* rope, const RopeTable* table,
-               const float* keys, std::int64_t token_stride, std::int64_t head_stride, const std::int32_t* positions, std::int64_t num_tokens);
-  void on_values(int layer, const LayerShape& shape, const float* values, std::int64_t token_stride, std::int64_t head_stride, std::int64_t num_tokens);
-  void on_attention(int layer, const LayerShape& shape, float scale, const float* queries, std::int64_t q_token_stride, std::int64_t q_head_stride,
-                    const float* outputs, std::int64_t out_token_stride, std::int64_t out_head_stride, const std::int32_t* positions, std::int64_t num_tokens);
+               const float* keys, std::int64_t token_stride, std::int64_t head_stride,
+               const std::int32_t* positions, std::int64_t num_tokens);
+  void on_values(int layer, const LayerShape& shape, const float* values, std::int64_t token_stride,
+                 std::int64_t head_stride, std::int64_t num_tokens);
+  void on_attention(int layer, const LayerShape& shape, float scale, const float* queries,
+                    std::int64_t q_token_stride, std::int64_t q_head_stride, const float* outputs,
+                    std::int64_t out_token_stride, std::int64_t out_head_stride,
+                    const std::int32_t* positions, std::int64_t num_tokens);
   const Statistics& statistics() const { return statistics_; }
 
  private:

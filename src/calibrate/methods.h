@@ -14,28 +14,36 @@ namespace oscar::calibrate {
 struct FitOptions {
   Method method = Method::kOscarPlus;
   int num_threads = 1;
-  std::function<bool(int layers_done, int num_layers)> progress;  // false stops with Error(kInterrupted)
+  std::function<bool(int layers_done, int num_layers)>
+      progress;  // false stops with Error(kInterrupted)
 };
 
 // oscar: R = U·H·P per KV head from C_Q and C_S, clip fitted, affine codes (2605.17757).
-// oscar-plus: RoPE-aware key mean, value mean, key smoothing where it helps this model, unbiased key scale, no zero point.
-// Throws Error(kCorrupt) naming layer and head where statistics are not finite or empty.
-Artefact fit(const Statistics& statistics, const ModelFingerprint& model, const FitOptions& options);
+// oscar-plus: RoPE-aware key mean, value mean, key smoothing where it helps this model, unbiased
+// key scale, no zero point. Throws Error(kCorrupt) naming layer and head where statistics are not
+// finite or empty.
+Artefact fit(const Statistics& statistics, const ModelFingerprint& model,
+             const FitOptions& options);
 
-// naive (identity) or quarot (H on keys and values): needs shapes alone. `layers` gives the model's layer index of each.
+// naive (identity) or quarot (H on keys and values): needs shapes alone. `layers` gives the model's
+// layer index of each.
 struct LayerIndexShape {
   int layer;
   LayerShape shape;
 };
-Artefact make_data_free(Method method, const ModelFingerprint& model, const std::vector<LayerIndexShape>& layers);
+Artefact make_data_free(Method method, const ModelFingerprint& model,
+                        const std::vector<LayerIndexShape>& layers);
 
-// Applies the spec's overrides (bits, group, leave-outs, unbiased). no_hadamard needs artefact.hadamard; removing H keeps the
-// eigenbasis: R·(H·P)ᵀ. group_size is clamped to the largest legal divisor of the head size, never silently above what was asked:
-// a `group=N` that does not divide every head size is refused. Throws Error(kInvalidArgument) where an option does not fit.
+// Applies the spec's overrides (bits, group, leave-outs, unbiased). no_hadamard needs
+// artefact.hadamard; removing H keeps the eigenbasis: R·(H·P)ᵀ. group_size is clamped to the
+// largest legal divisor of the head size, never silently above what was asked: a `group=N` that
+// does not divide every head size is refused. Throws Error(kInvalidArgument) where an option does
+// not fit.
 void apply_kv_spec(const KvSpec& spec, Artefact* artefact);
 
-// H·P for a head size: the normalised Sylvester Hadamard times the bit-reversal order for powers of two; otherwise H of the largest
-// power-of-two factor ⊗ an orthonormal Hartley mix of the odd factor (no P). Row-major [head_dim][head_dim].
+// H·P for a head size: the normalised Sylvester Hadamard times the bit-reversal order for powers of
+// two; otherwise H of the largest power-of-two factor ⊗ an orthonormal Hartley mix of the odd
+// factor (no P). Row-major [head_dim][head_dim].
 std::vector<float> hadamard_times_p(int head_dim);
 
 }  // namespace oscar::calibrate

@@ -1,5 +1,6 @@
-// The calibration artefact: what a method needs to know about one model. One safetensors file; docs/format.md lists its tensors.
-// Data-free methods (naive, quarot) use the same structure, made in memory.
+// The calibration artefact: what a method needs to know about one model. One safetensors file;
+// docs/format.md lists its tensors. Data-free methods (naive, quarot) use the same structure, made
+// in memory.
 #pragma once
 
 #include <array>
@@ -17,7 +18,8 @@ inline constexpr int kArtefactVersion = 1;
 
 enum class Method : std::uint8_t { kNaive, kQuarot, kOscar, kOscarPlus };
 const char* method_name(Method method) noexcept;  // "naive", "quarot", "oscar", "oscar-plus"
-Method method_from_name(const std::string& name);  // throws Error(kInvalidArgument) listing the legal names
+Method method_from_name(
+    const std::string& name);  // throws Error(kInvalidArgument) listing the legal names
 
 // What must agree between the artefact and the model it is used on.
 struct ModelFingerprint {
@@ -34,39 +36,48 @@ struct ModelFingerprint {
 inline constexpr int kNumClipBits = 3;  // clip ratios are stored for 2, 3 and 4 bits
 constexpr int clip_index(int bits) { return bits - 2; }
 
-// One attention layer. Matrices are row-major [num_kv_heads][head_dim][head_dim]; rows are vectors: rotated = raw · R.
+// One attention layer. Matrices are row-major [num_kv_heads][head_dim][head_dim]; rows are vectors:
+// rotated = raw · R.
 struct ArtefactLayer {
   int layer = 0;  // the model's layer index
   int num_kv_heads = 0, head_dim_k = 0, head_dim_v = 0;
   std::vector<float> k_transform;                     // R_K
-  std::vector<float> k_transform_inverse_transposed;  // q̃ = q · this; empty when R_K is orthogonal (then it is R_K)
-  std::vector<float> v_transform;                     // R_V
-  std::vector<float> v_inverse;                       // o = õ · this; empty when orthogonal (then R_Vᵀ)
-  std::vector<float> k_mean;  // [num_kv_heads][head_dim_k] mean key before RoPE; empty: none
-  std::vector<float> v_mean;  // [num_kv_heads][head_dim_v]; empty: none
-  int rope = -1;              // index into Artefact::ropes; −1: static mean
-  std::array<std::vector<float>, kNumClipBits> k_clip, v_clip;  // [num_kv_heads] clip ratio in (0, 1]; empty: 1 (no clip)
-  std::vector<float> k_spectrum, v_spectrum;  // [num_kv_heads][head_dim] eigenvalues of C_Q, C_S, descending; empty: none
-  float k_error = 0, v_error = 0;  // relative squared logit / output error measured on the calibration rows, at the default bits
+  std::vector<float> k_transform_inverse_transposed;  // q̃ = q · this; empty when R_K is orthogonal
+                                                      // (then it is R_K)
+  std::vector<float> v_transform;  // R_V
+  std::vector<float> v_inverse;    // o = õ · this; empty when orthogonal (then R_Vᵀ)
+  std::vector<float> k_mean;       // [num_kv_heads][head_dim_k] mean key before RoPE; empty: none
+  std::vector<float> v_mean;       // [num_kv_heads][head_dim_v]; empty: none
+  int rope = -1;                   // index into Artefact::ropes; −1: static mean
+  std::array<std::vector<float>, kNumClipBits> k_clip,
+      v_clip;  // [num_kv_heads] clip ratio in (0, 1]; empty: 1 (no clip)
+  std::vector<float> k_spectrum,
+      v_spectrum;  // [num_kv_heads][head_dim] eigenvalues of C_Q, C_S, descending; empty: none
+  float k_error = 0, v_error = 0;  // relative squared logit / output error measured on the
+                                   // calibration rows, at the default bits
 };
 
 struct Artefact {
   Method method = Method::kNaive;
   ModelFingerprint model;
-  QuantSpec k_quant, v_quant;  // defaults; group_size is clamped to head_dim by the user of the artefact
-  bool hadamard = true;        // the transforms hold H (and P) as their last factors
+  QuantSpec k_quant,
+      v_quant;           // defaults; group_size is clamped to head_dim by the user of the artefact
+  bool hadamard = true;  // the transforms hold H (and P) as their last factors
   bool key_smoothing = false;  // the transforms hold diag(1/s)
   std::vector<RopeSpec> ropes;
   std::vector<ArtefactLayer> layers;  // ascending `layer`
-  std::map<std::string, std::string> info;  // calibration text hash, tokens used and asked for, date, version, seed, ...
+  std::map<std::string, std::string>
+      info;  // calibration text hash, tokens used and asked for, date, version, seed, ...
 };
 
-// Loading reports the first real reason for refusal: names layer, head, tensor, value, what would be right. Checks version, basis,
-// shapes, finiteness, orthogonality (max |R·Rᵀ − I| ≤ kMaxOrthogonalityError where no inverse is stored; R·inverse otherwise),
-// layer numbering. Throws Error(kIo | kCorrupt | kMismatch | kUnsupported).
+// Loading reports the first real reason for refusal: names layer, head, tensor, value, what would
+// be right. Checks version, basis, shapes, finiteness, orthogonality (max |R·Rᵀ − I| ≤
+// kMaxOrthogonalityError where no inverse is stored; R·inverse otherwise), layer numbering. Throws
+// Error(kIo | kCorrupt | kMismatch | kUnsupported).
 inline constexpr double kMaxOrthogonalityError = 0.005;
 Artefact load_artefact(const std::string& path);
-Artefact parse_artefact(const std::uint8_t* bytes, std::uint64_t num_bytes, const std::string& name);
+Artefact parse_artefact(const std::uint8_t* bytes, std::uint64_t num_bytes,
+                        const std::string& name);
 
 // Writes to a temporary name beside `path` and renames when whole.
 void save_artefact(const Artefact& artefact, const std::string& path);

@@ -1,8 +1,10 @@
-// The `--kv` specification: f16 | q8_0 | q4_0 | METHOD | FILE, then ':' and comma-separated options.
+// The `--kv` specification: f16 | q8_0 | q4_0 | METHOD | FILE, then ':' and comma-separated
+// options.
 //
-//   k2v2 k3v2 k16v16 ...  bits of keys and values: 2, 3, 4, 16      sink=N recent=N   window in tokens (64, 256)
-//   group=N               channels a scale                          no-hadamard no-clip no-mean   leave a part out
-//   unbiased              unbiased key scale                        float             force the float attention path
+//   k2v2 k3v2 k16v16 ...  bits of keys and values: 2, 3, 4, 16      sink=N recent=N   window in
+//   tokens (64, 256) group=N               channels a scale                          no-hadamard
+//   no-clip no-mean   leave a part out unbiased              unbiased key scale float force the
+//   float attention path
 #pragma once
 
 #include <optional>
@@ -14,12 +16,13 @@ namespace oscar {
 
 inline constexpr int kDefaultSinkTokens = 64;
 inline constexpr int kDefaultRecentTokens = 256;
+inline constexpr int kMaxWindowTokens = 1 << 20;  // of sink=N and recent=N, each
 
 struct KvSpec {
   enum class Kind { kHostType, kMethod, kFile };
   Kind kind = Kind::kHostType;
-  std::string text;       // as given
-  std::string host_type;  // kHostType: "f16", "q8_0", "q4_0": llama.cpp's own cache
+  std::string text;                 // as given
+  std::string host_type;            // kHostType: "f16", "q8_0", "q4_0": llama.cpp's own cache
   Method method = Method::kQuarot;  // kMethod
   std::string file;                 // kFile: path of an artefact
   std::optional<int> k_bits, v_bits, group_size;
@@ -28,8 +31,9 @@ struct KvSpec {
   bool no_hadamard = false, no_clip = false, no_mean = false, unbiased = false, force_float = false;
 };
 
-// A name that is no type and no method is a FILE. A path with ':' in it is cut at the last ':' that is followed by options.
-// Throws Error(kInvalidArgument) naming the option, its value, the legal ones.
+// A name that is no type and no method is a FILE. A path with ':' in it is cut at the last ':' that
+// is followed by options. Throws Error(kInvalidArgument) naming the option, its value, the legal
+// ones.
 KvSpec parse_kv_spec(const std::string& text);
 
 }  // namespace oscar

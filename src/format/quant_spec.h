@@ -17,8 +17,8 @@ enum class Codebook : std::uint8_t {
 
 // What the stored scale of a group is fitted to, once the codes are chosen.
 enum class ScaleFit : std::uint8_t {
-  kPlain = 0,     // the scale that the codes were rounded with
-  kUnbiased = 1,  // × ⟨x, x⟩ / ⟨x, x̂⟩: keeps E⟨q, k̂⟩ = ⟨q, k⟩ (keys)
+  kPlain = 0,         // the scale that the codes were rounded with
+  kUnbiased = 1,      // × ⟨x, x⟩ / ⟨x, x̂⟩: keeps E⟨q, k̂⟩ = ⟨q, k⟩ (keys)
   kLeastSquares = 2,  // × ⟨x, x̂⟩ / ⟨x̂, x̂⟩: smallest squared error (values)
 };
 

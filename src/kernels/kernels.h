@@ -1,8 +1,9 @@
 // The CPU operations on rows, codes and tiles: one set per instruction set, from one list.
 //
-// The codec operations (transform_rows, encode_rows, decode_rows) give the same bytes in every set: each output is one fixed
-// sequence of IEEE single-precision additions and multiplications, without contraction. The attention operations (dot_tile,
-// accumulate_tile, softmax_tile) may sum in any order; attention is judged against fp64.
+// The codec operations (transform_rows, encode_rows, decode_rows) give the same bytes in every set:
+// each output is one fixed sequence of IEEE single-precision additions and multiplications, without
+// contraction. The attention operations (dot_tile, accumulate_tile, softmax_tile) may sum in any
+// order; attention is judged against fp64.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,8 @@
 
 namespace oscar::kernels {
 
-// y[row][j] = Σ_i x[row][i]·matrix[i][j], summed over i ascending from 0, mul then add, each rounded. Strides in floats. y may not overlap x.
+// y[row][j] = Σ_i x[row][i]·matrix[i][j], summed over i ascending from 0, mul then add, each
+// rounded. Strides in floats. y may not overlap x.
 struct TransformParams {
   const float* x;       // [num_rows][head_dim], row stride x_stride
   const float* matrix;  // [head_dim][head_dim]
@@ -26,20 +28,25 @@ struct TransformParams {
 
 // Encodes rotated rows (mean already subtracted). Row r goes to token_in_page[r] of planes[r].
 //
-// Per row: clip_ratio < 1 clips magnitudes at the ⌈clip_ratio·head_dim⌉-th smallest magnitude of the row. Per group, with
-// levels = 2^bits − 1:
-//   kAffine:    scale = (max − min)/levels, zero_point = −min/scale, both rounded to BF16 *before* the codes are chosen;
-//               code = clamp(round_half_even(x/scale + zero_point), 0, levels). A constant group stores scale = |x| (x > 0:
-//               zero_point −1, code 0; x < 0: zero_point 1, code 0; 0: scale 0), so that it decodes to BF16(x).
-//   kSymmetric: scale = step(bits)·rms, step = the uniform step that is optimal for a Gaussian (0.9957, 0.5860, 0.3352), BF16;
+// Per row: clip_ratio < 1 clips magnitudes at the ⌈clip_ratio·head_dim⌉-th smallest magnitude of
+// the row. Per group, with levels = 2^bits − 1:
+//   kAffine:    scale = (max − min)/levels, zero_point = −min/scale, both rounded to BF16 *before*
+//   the codes are chosen;
+//               code = clamp(round_half_even(x/scale + zero_point), 0, levels). A constant group
+//               stores scale = |x| (x > 0: zero_point −1, code 0; x < 0: zero_point 1, code 0; 0:
+//               scale 0), so that it decodes to BF16(x).
+//   kSymmetric: scale = step(bits)·rms, step = the uniform step that is optimal for a Gaussian
+//   (0.9957, 0.5860, 0.3352), BF16;
 //               code = clamp(round_half_even(x/scale + levels/2), 0, levels).
-// then ScaleFit replaces the stored scale by BF16(scale·fit), with x the *unclipped* row; a fit that is not finite or ≤ 0 is dropped.
-// Sums over a group run in eight lanes (lane = channel mod 8), then ((0+4)+(2+6))+((1+5)+(3+7)). Rows holding NaN or Inf return
-// false for the batch, and the rows that hold them are stored as zeros.
+// then ScaleFit replaces the stored scale by BF16(scale·fit), with x the *unclipped* row; a fit
+// that is not finite or ≤ 0 is dropped. Sums over a group run in eight lanes (lane = channel mod
+// 8), then ((0+4)+(2+6))+((1+5)+(3+7)). Rows holding NaN or Inf return false for the batch, and the
+// rows that hold them are stored as zeros.
 struct EncodeParams {
   const float* y;  // [num_rows][head_dim], row stride y_stride (floats)
-  std::uint8_t* const* planes;            // [num_rows] plane of the page that holds the row; nullptr: skip the row
-  const std::int32_t* token_in_page;      // [num_rows] 0..63
+  std::uint8_t* const*
+      planes;  // [num_rows] plane of the page that holds the row; nullptr: skip the row
+  const std::int32_t* token_in_page;  // [num_rows] 0..63
   std::int64_t num_rows;
   std::int64_t y_stride;
   PlaneLayout layout;
@@ -74,19 +81,22 @@ struct AccumulateTileParams {
   std::int64_t p_stride, v_stride, out_stride;
 };
 
-// One online-softmax step for each row: m' = max(m, max_t logit), p = exp(logit − m') in place (0 where the logit is −inf),
-// l = l·exp(m − m') + Σp, m = m', and rescale[r] = exp(m_old − m') (1 where nothing was attended yet: m' = −inf).
+// One online-softmax step for each row: m' = max(m, max_t logit), p = exp(logit − m') in place (0
+// where the logit is −inf), l = l·exp(m − m') + Σp, m = m', and rescale[r] = exp(m_old − m') (1
+// where nothing was attended yet: m' = −inf).
 struct SoftmaxTileParams {
-  float* logits;   // [num_rows][num_tokens], stride logits_stride; in: natural-log logits, out: weights
-  float* max;      // [num_rows] running m
-  float* sum;      // [num_rows] running l
+  float*
+      logits;  // [num_rows][num_tokens], stride logits_stride; in: natural-log logits, out: weights
+  float* max;  // [num_rows] running m
+  float* sum;  // [num_rows] running l
   float* rescale;  // [num_rows] out
   int num_rows, num_tokens;
   std::int64_t logits_stride;
 };
 
-// Decode-shaped attention (few rows: the query heads of one KV head, 1..16) straight on the codes of one page.
-// logits[r][t] = scale_t·(Σ_d q[r][d]·(code − zero)) for t in [0, num_tokens); q in the rotated basis.
+// Decode-shaped attention (few rows: the query heads of one KV head, 1..16) straight on the codes
+// of one page. logits[r][t] = scale_t·(Σ_d q[r][d]·(code − zero)) for t in [0, num_tokens); q in
+// the rotated basis.
 struct QkCodesParams {
   const float* q;  // [num_rows][head_dim], stride q_stride
   const std::uint8_t* plane;
@@ -107,9 +117,9 @@ struct PvCodesParams {
 };
 
 struct KernelSet {
-  const char* name;         // "scalar", "avx2", "avx512", ...
-  const char* needs;        // the CPU features it needs, for people
-  bool (*supported)();      // on this machine
+  const char* name;     // "scalar", "avx2", "avx512", ...
+  const char* needs;    // the CPU features it needs, for people
+  bool (*supported)();  // on this machine
   void (*transform_rows)(const TransformParams&) noexcept;
   bool (*encode_rows)(const EncodeParams&) noexcept;  // false: some row held NaN or Inf
   void (*decode_rows)(const DecodeParams&) noexcept;
@@ -123,8 +133,9 @@ struct KernelSet {
 // All sets compiled in, best first; the last is "scalar".
 std::span<const KernelSet* const> all_kernel_sets();
 
-// The set to use: the one that OSCAR_CPU names, else the best that this machine supports. Throws Error(kUnsupported) when
-// OSCAR_CPU names one that is unknown or not supported here, listing those that are.
+// The set to use: the one that OSCAR_CPU names, else the best that this machine supports. Throws
+// Error(kUnsupported) when OSCAR_CPU names one that is unknown or not supported here, listing those
+// that are.
 const KernelSet& selected_kernel_set();
 const KernelSet& kernel_set_by_name(const std::string& name);
 

@@ -1,4 +1,5 @@
-// Rotations by position, exact and small: position = 64·hi + lo, and a rotation is the product of the two table entries.
+// Rotations by position, exact and small: position = 64·hi + lo, and a rotation is the product of
+// the two table entries.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,8 @@ class RopeTable {
 
   const RopeSpec& spec() const { return spec_; }
 
-  // x: [head_dim], rotated in place by `position` (negative: rotated back), magnitude included (divided out when rotating back).
+  // x: [head_dim], rotated in place by `position` (negative: rotated back), magnitude included
+  // (divided out when rotating back).
   void rotate(float* x, std::int32_t position) const;
   void rotate_back(float* x, std::int32_t position) const;
 
@@ -25,9 +27,11 @@ class RopeTable {
   // tile()[lo·2·num_pairs + 2f] = cos(w_f·lo), [… + 2f + 1] = sin(w_f·lo).
   const float* tile() const { return tile_.data(); }
 
-  // q·RoPE_j(b) = Σ_f coefficients[2f]·cos(w_f·(j − start)) + coefficients[2f + 1]·sin(w_f·(j − start)) + (channels not rotated) for every j:
-  // folds `start` in. q, b: [head_dim] (q after RoPE and scaled as the caller likes). Returns the constant part.
-  float fold(const float* q, const float* b, int head_dim, std::int32_t start, float* coefficients) const;
+  // q·RoPE_j(b) = Σ_f coefficients[2f]·cos(w_f·(j − start)) + coefficients[2f + 1]·sin(w_f·(j −
+  // start)) + (channels not rotated) for every j: folds `start` in. q, b: [head_dim] (q after RoPE
+  // and scaled as the caller likes). Returns the constant part.
+  float fold(const float* q, const float* b, int head_dim, std::int32_t start,
+             float* coefficients) const;
 
  private:
   RopeSpec spec_;
