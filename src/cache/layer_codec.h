@@ -27,8 +27,10 @@ struct Rows {
 // scratch.
 class LayerCodec {
  public:
-  // Bits and clip come from the artefact (k_quant, v_quant, clip for those bits). `rope` may be
-  // shared by layers.
+  // Bits and clip come from the artefact (k_quant, v_quant, clip for those bits); group_size is
+  // lowered to the largest legal divisor of the head size. `rope` may be shared by layers; it is
+  // ignored where layer.rope is −1 (the mean is static, after RoPE). Throws Error(kInvalidArgument
+  // | kMismatch) naming layer and tensor.
   LayerCodec(const Artefact& artefact, const ArtefactLayer& layer,
              std::shared_ptr<const RopeTable> rope, const kernels::KernelSet& kernels);
 
@@ -62,11 +64,21 @@ class LayerCodec {
   const kernels::KernelSet& kernels() const { return *kernels_; }
 
  private:
+  // One block of tokens of one KV head: gathers rows minus their mean, transforms, encodes.
+  struct Side;
+  bool encode(const Side& side, const Rows& rows, const std::int32_t* positions,
+              const std::int64_t* slots, const PlaneView& dst, int num_threads) const;
+  bool encode_block(const Side& side, const Rows& rows, const std::int32_t* positions,
+                    const std::int64_t* slots, const PlaneView& dst, std::int64_t first_token,
+                    int kv_head) const;
+
   int num_kv_heads_ = 0;
   PlaneLayout k_layout_, v_layout_;
-  std::vector<float> k_transform_, query_transform_, v_transform_, output_transform_, k_mean_,
-      v_mean_;
-  std::vector<float> k_clip_, v_clip_;
+  // [num_kv_heads][head_dim][head_dim]; empty: identity. query_transform_ is empty too where it
+  // equals k_transform_.
+  std::vector<float> k_transform_, query_transform_, v_transform_, output_transform_;
+  std::vector<float> k_mean_, v_mean_;  // [num_kv_heads][head_dim]; empty: none
+  std::vector<float> k_clip_, v_clip_;  // [num_kv_heads]
   std::shared_ptr<const RopeTable> rope_;
   const kernels::KernelSet* kernels_;
 };
