@@ -6,6 +6,11 @@ if(OSCAR_SANITIZE)
   target_compile_options(oscar_flags INTERFACE -fsanitize=${OSCAR_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
   target_link_options(oscar_flags INTERFACE -fsanitize=${OSCAR_SANITIZE})
 endif()
+if(OSCAR_WITH_FUZZ)
+  # Coverage feedback in the libraries; only the fuzzers themselves link libFuzzer's main.
+  target_compile_options(oscar_flags INTERFACE -fsanitize=fuzzer-no-link)
+  add_custom_target(fuzzers)
+endif()
 
 # oscar_library(NAME SOURCES… [LINK targets…])
 function(oscar_library name)
@@ -15,10 +20,21 @@ function(oscar_library name)
   target_link_libraries(oscar_${name} PUBLIC ${ARG_LINK} PRIVATE oscar_flags ${ARG_PRIVATE_LINK})
 endfunction()
 
-# oscar_test(NAME SOURCES… [LINK targets…]): a GoogleTest program, run as one CTest test.
+# oscar_test(NAME SOURCES… [LINK targets…] [LABELS labels…]): a GoogleTest program, run as one CTest test. The label "model" is for
+# tests that need a GGUF model: they find the models in $OSCAR_MODEL_DIR.
 function(oscar_test name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINK;LABELS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_LINK} oscar_flags GTest::gtest GTest::gtest_main)
   add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" ENVIRONMENT "OSCAR_MODEL_DIR=${OSCAR_MODEL_DIR}")
+endfunction()
+
+# oscar_fuzzer(NAME SOURCES… [LINK targets…]): a libFuzzer program; the target `fuzzers` builds all of them.
+function(oscar_fuzzer name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE ${ARG_LINK} oscar_flags)
+  target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  add_dependencies(fuzzers ${name})
 endfunction()

@@ -1,11 +1,15 @@
 # Shared by the scripts in this folder: where things are kept, and how third-party parts are fetched.
 # Sourced, not run. Every function can be called again and does only what is missing.
+# shellcheck disable=SC2034  # what is set here is used by the scripts that source it
 
 repo_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cache_dir=${OSCAR_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/oscar-kv}
-build_dir=${OSCAR_BUILD_DIR:-$repo_dir/build}
 
+clang_format_version=14.0.6
+ruff_version=0.6.9
 llama_package_version=0.3.36
+llama_core_targets=(llama ggml ggml-cpu)  # what our CLI needs
+llama_test_targets=("${llama_core_targets[@]}" llama-completion llama-perplexity llama-server)
 llama_sdist_sha256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 
 say() { printf '\033[1m== %s\033[0m\n' "$*" >&2; }
@@ -37,9 +41,27 @@ python_env() {
   fi
 }
 
+# What building takes, and what checking and fuzzing take on top (Debian 12 names).
+build_packages=(ca-certificates cmake g++ libbenchmark-dev libcli11-dev libeigen3-dev libgomp1 libgtest-dev
+  librapidcheck-dev libxxhash-dev ninja-build nlohmann-json3-dev python3-venv)
+check_packages=(git libclang-rt-14-dev clang-14 libomp-14-dev python3 shellcheck)
+
+# lint_tools: the pinned format and lint tools; sets clang_format and ruff.
+lint_tools() {
+  python_env
+  clang_format=$cache_dir/python/bin/clang-format
+  ruff=$cache_dir/python/bin/ruff
+  [[ $("$clang_format" --version 2>/dev/null) == *" $clang_format_version"* ]] &&
+    [[ $("$ruff" --version 2>/dev/null) == *" $ruff_version" ]] && return
+  say "installing clang-format $clang_format_version and ruff $ruff_version"
+  "$cache_dir/python/bin/pip" -q install --disable-pip-version-check \
+    "clang-format==$clang_format_version" "ruff==$ruff_version" </dev/null || die "could not install the lint tools"
+}
+
 # The instruction sets of this processor that llama.cpp's CPU backend is built for. One name per level, part of the cache key.
 cpu_level() {
-  local flags=" $(grep -m1 -E '^flags' /proc/cpuinfo 2>/dev/null | cut -d: -f2) "
+  local flags
+  flags=" $(grep -m1 -E '^flags' /proc/cpuinfo 2>/dev/null | cut -d: -f2) "
   case "$(uname -m)" in
     x86_64)
       local level=avx2 flag
@@ -52,7 +74,7 @@ cpu_level() {
       [[ $flags == *" avx512_vnni "* ]] && level+=-vnni
       [[ $flags == *" avx512_bf16 "* ]] && level+=-bf16
       echo $level ;;
-    *) echo "$(uname -m)" ;;
+    *) uname -m ;;
   esac
 }
 
@@ -111,8 +133,10 @@ build_llama() {
     /usr/bin/cmake -S "$llama_source_dir" -B "$llama_build_dir" -G Ninja -DCMAKE_MAKE_PROGRAM=/usr/bin/ninja "${flags[@]}" >"$cache_dir/llama-configure.log" 2>&1 ||
       { tail -20 "$cache_dir/llama-configure.log" >&2; die "llama.cpp did not configure"; }
   fi
-  if ! /usr/bin/ninja -C "$llama_build_dir" -n "$@" 2>/dev/null | grep -q 'no work to do'; then
-    say "building llama.cpp ($*); the first time takes about 15 minutes on 2 cores"
+  local outlook
+  outlook=$(/usr/bin/ninja -C "$llama_build_dir" -n "$@" 2>/dev/null) || true
+  if [[ $outlook != *'no work to do'* ]]; then
+    say "building llama.cpp ($*); the first time takes some minutes: 2 to 8 on 2 cores"
     /usr/bin/ninja -C "$llama_build_dir" "$@" >"$cache_dir/llama-build.log" 2>&1 ||
       { tail -20 "$cache_dir/llama-build.log" >&2; die "llama.cpp did not build"; }
   fi

