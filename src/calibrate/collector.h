@@ -25,18 +25,22 @@ struct HeadStatistics {
   std::vector<double> query_covariance;   // C_Q sum, [head_dim_k]²
   std::vector<double> output_covariance;  // C_S sum, [head_dim_v]²
   std::vector<double> key_mean_sum;       // before RoPE, [head_dim_k]
+  std::vector<double> key_square_sum;     // of each channel before RoPE, [head_dim_k]
   std::vector<double> value_mean_sum;     // [head_dim_v]
   std::int64_t num_queries = 0;           // query rows (tokens × query heads of the group)
-  std::int64_t num_tokens = 0;
+  std::int64_t num_tokens = 0;            // rows in the key sums
+  std::int64_t num_values = 0;            // rows in the value sum
 };
 
-// Sampled rows of one layer: the same tokens for every head, so that attention among them can be
-// computed.
+// Sampled rows of one layer: the same tokens for every head and every layer, so that attention
+// among them can be computed. The first sink tokens are always there, the rest is a uniform choice.
+// A row that held NaN or Inf stays as it is, to be left out together with its token.
 struct LayerSample {
   std::vector<std::int32_t> key_positions;  // [num_sampled_keys]
   std::vector<float> keys, values;  // [num_sampled_keys][num_kv_heads][head_dim], keys after RoPE
   std::vector<std::int32_t> query_positions;  // [num_sampled_queries]
   std::vector<float> queries;  // [num_sampled_queries][num_q_heads][head_dim_k], after RoPE
+  std::int64_t num_sinks = 0;  // leading keys of the sample that stand for themselves alone
 };
 
 struct LayerStatistics {
@@ -45,6 +49,7 @@ struct LayerStatistics {
   float attention_scale = 1.0f;
   std::vector<HeadStatistics> heads;  // [num_kv_heads]
   LayerSample sample;
+  std::int64_t num_tokens = 0;  // keys seen, those left out included
 };
 
 struct Statistics {
@@ -60,7 +65,9 @@ struct CollectorOptions {
 };
 
 // Fed by the host in any order of layers; for one layer tokens come in order. Not thread-safe.
-// Rows are [num_tokens][num_heads][head_dim] with strides in floats.
+// Rows are [num_tokens][num_heads][head_dim] with strides in floats. A part of the shape that a
+// call does not need may be 0. Throws Error(kMismatch) where a layer's shape or RoPE changes on the
+// way, Error(kInvalidArgument) for shapes that no head group fits.
 class Collector {
  public:
   explicit Collector(CollectorOptions options);
@@ -76,8 +83,18 @@ class Collector {
   const Statistics& statistics() const { return statistics_; }
 
  private:
+  // Tokens seen so far in each of a layer's three streams.
+  struct Progress {
+    std::int64_t keys = 0, values = 0, attention = 0;
+  };
+
+  LayerStatistics& layer_for(int layer, const LayerShape& shape);
+  int rope_index(const RopeSpec* rope);
+
   CollectorOptions options_;
   Statistics statistics_;
+  std::map<int, Progress> progress_;
+  std::vector<float> query_block_, output_block_, product_;  // scratch of a rank update
 };
 
 }  // namespace oscar::calibrate
