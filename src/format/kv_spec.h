@@ -1,10 +1,12 @@
 // The `--kv` specification: f16 | q8_0 | q4_0 | METHOD | FILE, then ':' and comma-separated
 // options.
 //
-//   k2v2 k3v2 k16v16 ...  bits of keys and values: 2, 3, 4, 16      sink=N recent=N   window in
-//   tokens (64, 256) group=N               channels a scale                          no-hadamard
-//   no-clip no-mean   leave a part out unbiased              unbiased key scale float force the
-//   float attention path
+//   k2v2 k3v2 k16v16 ...         bits of keys and values: 2, 3, 4, 16
+//   sink=N recent=N              window in tokens (64, 256)
+//   group=N                      channels a scale
+//   no-hadamard no-clip no-mean  leave a part out
+//   unbiased                     unbiased key scale
+//   float                        force the float attention path
 #pragma once
 
 #include <optional>

@@ -31,21 +31,19 @@ struct TransformParams {
 // Per row: clip_ratio < 1 clips magnitudes at the ⌈clip_ratio·head_dim⌉-th smallest magnitude of
 // the row. Per group, with levels = 2^bits − 1:
 //   kAffine:    scale = (max − min)/levels, zero_point = −min/scale, both rounded to BF16 *before*
-//   the codes are chosen;
-//               code = clamp(round_half_even(x/scale + zero_point), 0, levels). A constant group
-//               stores scale = |x| (x > 0: zero_point −1, code 0; x < 0: zero_point 1, code 0; 0:
-//               scale 0), so that it decodes to BF16(x).
+//               the codes are chosen; code = clamp(round_half_even(x/scale + zero_point), 0,
+//               levels). A constant group stores scale = |x| (x > 0: zero_point −1, code 0; x < 0:
+//               zero_point 1, code 0; 0: scale 0), so that it decodes to BF16(x).
 //   kSymmetric: scale = step(bits)·rms, step = the uniform step that is optimal for a Gaussian
-//   (0.9957, 0.5860, 0.3352), BF16;
+//               (0.9957, 0.5860, 0.3352), BF16;
 //               code = clamp(round_half_even(x/scale + levels/2), 0, levels).
 // then ScaleFit replaces the stored scale by BF16(scale·fit), with x the *unclipped* row; a fit
 // that is not finite or ≤ 0 is dropped. Sums over a group run in eight lanes (lane = channel mod
 // 8), then ((0+4)+(2+6))+((1+5)+(3+7)). Rows holding NaN or Inf return false for the batch, and the
 // rows that hold them are stored as zeros.
 struct EncodeParams {
-  const float* y;  // [num_rows][head_dim], row stride y_stride (floats)
-  std::uint8_t* const*
-      planes;  // [num_rows] plane of the page that holds the row; nullptr: skip the row
+  const float* y;                     // [num_rows][head_dim], row stride y_stride (floats)
+  std::uint8_t* const* planes;        // [num_rows] plane of the row's page; nullptr: skip the row
   const std::int32_t* token_in_page;  // [num_rows] 0..63
   std::int64_t num_rows;
   std::int64_t y_stride;
