@@ -28,8 +28,19 @@ install_debian_packages() {
     command -v sudo >/dev/null || die "missing Debian packages (${missing[*]}); run as root: apt-get install ${missing[*]}"
     as_root=(sudo)
   fi
-  "${as_root[@]}" apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+  "${as_root[@]}" apt-get update -qq || die "apt-get update failed"
+  DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null </dev/null ||
+    die "could not install ${missing[*]}"
+}
+
+# with_cache_lock COMMAND...: one script at a time fills the cache.
+with_cache_lock() {
+  local lock
+  mkdir -p "$cache_dir"
+  exec {lock}>"$cache_dir/lock"
+  flock --nonblock "$lock" || { say "waiting for another script that fills $cache_dir"; flock "$lock"; }
+  "$@"
+  exec {lock}>&-
 }
 
 # A private Python environment, used only to fetch models, sources and the pinned format and lint tools.
@@ -121,23 +132,26 @@ llama_source() {
 }
 
 # build_llama TARGET...: builds targets of the pinned llama.cpp; sets llama_build_dir (libraries and programs in its bin/).
+# Source and flags are fixed, so a target is built once: oscar-built names those that are there, oscar-flags what they were built with.
 build_llama() {
   llama_source
-  local level
+  local level flags target missing=()
   level=$(cpu_level)
+  mapfile -t flags < <(llama_cmake_flags "$level")
   llama_build_dir=$cache_dir/llama.cpp-$llama_package_version-$level
-  if [ ! -f "$llama_build_dir/build.ninja" ]; then
+  if [ "$(cat "$llama_build_dir/oscar-flags" 2>/dev/null)" != "${flags[*]}" ]; then
     say "configuring llama.cpp for $level"
-    local flags
-    mapfile -t flags < <(llama_cmake_flags "$level")
+    rm -rf "$llama_build_dir"
     /usr/bin/cmake -S "$llama_source_dir" -B "$llama_build_dir" -G Ninja -DCMAKE_MAKE_PROGRAM=/usr/bin/ninja "${flags[@]}" >"$cache_dir/llama-configure.log" 2>&1 ||
       { tail -20 "$cache_dir/llama-configure.log" >&2; die "llama.cpp did not configure"; }
+    echo "${flags[*]}" >"$llama_build_dir/oscar-flags"
   fi
-  local outlook
-  outlook=$(/usr/bin/ninja -C "$llama_build_dir" -n "$@" 2>/dev/null) || true
-  if [[ $outlook != *'no work to do'* ]]; then
-    say "building llama.cpp ($*); the first time takes some minutes: 2 to 8 on 2 cores"
-    /usr/bin/ninja -C "$llama_build_dir" "$@" >"$cache_dir/llama-build.log" 2>&1 ||
-      { tail -20 "$cache_dir/llama-build.log" >&2; die "llama.cpp did not build"; }
-  fi
+  for target in "$@"; do
+    grep -qx "$target" "$llama_build_dir/oscar-built" 2>/dev/null || missing+=("$target")
+  done
+  [ ${#missing[@]} -eq 0 ] && return
+  say "building llama.cpp (${missing[*]}): 3 to 8 minutes on 2 cores, once"
+  /usr/bin/ninja -C "$llama_build_dir" "${missing[@]}" >"$cache_dir/llama-build.log" 2>&1 ||
+    { tail -20 "$cache_dir/llama-build.log" >&2; die "llama.cpp did not build"; }
+  printf '%s\n' "${missing[@]}" >>"$llama_build_dir/oscar-built"
 }
