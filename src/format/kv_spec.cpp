@@ -14,7 +14,6 @@ namespace {
 constexpr const char* kHostTypes[] = {"f16", "q8_0", "q4_0"};
 constexpr Method kMethods[] = {Method::kNaive, Method::kQuarot, Method::kOscar, Method::kOscarPlus};
 constexpr int kLegalBits[] = {2, 3, 4, 16};
-constexpr int kMinGroup = 16, kMaxGroup = kMaxHeadDim, kGroupMultiple = 16;
 constexpr const char* kOptionList =
     "k2v2 (bits 2, 3, 4, 16), sink=N, recent=N, group=N, no-hadamard, no-clip, no-mean, unbiased, "
     "float";
@@ -108,7 +107,7 @@ class Parser {
       } else if (key == "recent") {
         spec_.recent_tokens = number(option, value, 0, kMaxWindowTokens, 1);
       } else if (key == "group") {
-        spec_.group_size = number(option, value, kMinGroup, kMaxGroup, kGroupMultiple);
+        spec_.group_size = number(option, value, kGroupMultiple, kMaxHeadDim, kGroupMultiple);
       } else {
         unknown(option);
       }

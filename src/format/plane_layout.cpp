@@ -7,8 +7,6 @@
 namespace oscar {
 namespace {
 
-constexpr int kGroupMultiple = 16;
-
 [[noreturn]] void refuse(const std::string& what) {
   throw Error(ErrorCode::kInvalidArgument, what);
 }

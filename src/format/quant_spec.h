@@ -9,6 +9,7 @@ inline constexpr int kPageSize = 64;  // tokens per page
 inline constexpr int kMinHeadDim = 32;
 inline constexpr int kMaxHeadDim = 256;
 inline constexpr int kHeadDimMultiple = 16;
+inline constexpr int kGroupMultiple = 16;
 
 enum class Codebook : std::uint8_t {
   kAffine = 0,     // x̂ = scale·(code − zero_point); scale and zero_point BF16 per group
