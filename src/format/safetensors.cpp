@@ -1,6 +1,7 @@
 #include "format/safetensors.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cctype>
 #include <cstring>
@@ -52,8 +53,7 @@ void check_offsets(const SafetensorsHeader& header, std::uint64_t num_data_bytes
   std::vector<const Entry*> order;
   for (const Entry& entry : header.tensors) {
     const auto& [tensor, info] = entry;
-    const std::string offsets =
-        "[" + std::to_string(info.begin) + ", " + std::to_string(info.end) + "]";
+    const std::string offsets = shape_text(std::array{info.begin, info.end});
     const auto bytes = tensor_bytes(info.dtype, info.shape);
     const std::string type = std::string(dtype_name(info.dtype)) + " " + shape_text(info.shape);
     if (!bytes)

@@ -34,11 +34,12 @@ std::vector<const Entry*> data_order(const Safetensors& file) {
 // Length, JSON and padding: all that comes before the data.
 std::string serialize_header(const Safetensors& file, const std::vector<const Entry*>& order) {
   std::string json = "{";
-  std::string separator;
+  const char* separator = "";
   if (!file.metadata.empty()) {
     json += "\"__metadata__\":{";
     for (const auto& [key, value] : file.metadata) {
-      json += separator + json_text(key) + ":" + json_text(value);
+      json += separator;
+      json += json_text(key) + ":" + json_text(value);
       separator = ",";
     }
     json += "}";
@@ -53,7 +54,8 @@ std::string serialize_header(const Safetensors& file, const std::vector<const En
                                                    std::to_string(view.bytes.size()) + " bytes");
     }
     const std::uint64_t end = offset + view.bytes.size();
-    json += separator + json_text(name) + ":{\"dtype\":\"" + dtype_name(view.dtype) +
+    json += separator;
+    json += json_text(name) + ":{\"dtype\":\"" + dtype_name(view.dtype) +
             "\",\"shape\":" + shape_text(view.shape) + ",\"data_offsets\":[" +
             std::to_string(offset) + "," + std::to_string(end) + "]}";
     separator = ",";
