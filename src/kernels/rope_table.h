@@ -34,6 +34,12 @@ class RopeTable {
              float* coefficients) const;
 
  private:
+  struct Rotation {
+    double cos, sin;
+  };
+  // By a position ≥ 0; past max_position it is computed instead of looked up.
+  Rotation rotation(std::int32_t position, int pair) const;
+
   RopeSpec spec_;
   std::vector<double> lo_;  // [kRopeTile][num_pairs][2] cos, sin
   std::vector<double> hi_;  // [max_position/64 + 1][num_pairs][2]

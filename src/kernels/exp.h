@@ -1,0 +1,32 @@
+// e^x for x ≤ 0 in vectors. Included after one ISA header of simd/.
+#pragma once
+
+namespace oscar::kernels {
+namespace {
+
+// Relative error below 2 ulp for x in [−87.3, 0]; 0 below that (the result would be subnormal),
+// −inf included.
+//
+// e^x = 2^n·e^r, n = round(x/ln 2), |r| ≤ ln 2/2. e^r by its Taylor polynomial of degree 7: the
+// remainder is below 0.3466^8/8! = 5.2e-9, a twentieth of an ulp. ln 2 is split so that n·(high
+// part) is exact for |n| < 2^9.
+inline simd::F exp_nonpositive(simd::F x) {
+  const simd::F lowest = simd::broadcast(-87.3f);
+  const simd::I is_normal = x >= lowest;
+  const simd::F clamped = simd::max(x, lowest);
+  const simd::F n = simd::round_to_integer(clamped * 1.44269504f);
+  simd::F r = simd::fma(n, simd::broadcast(-0.693359375f), clamped);
+  r = simd::fma(n, simd::broadcast(2.12194440e-4f), r);
+  constexpr float kCoefficients[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
+  simd::F y = simd::broadcast(1.0f / 5040);
+#pragma GCC unroll 8
+  for (const float coefficient : kCoefficients) {
+    y = simd::fma(y, r, simd::broadcast(coefficient));
+  }
+  const simd::I exponent = __builtin_convertvector(n, simd::I) + 127;
+  const simd::F power = simd::from_bits(reinterpret_cast<simd::U>(exponent) << 23);
+  return is_normal ? y * power : simd::F{};
+}
+
+}  // namespace
+}  // namespace oscar::kernels

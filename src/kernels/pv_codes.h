@@ -1,0 +1,116 @@
+// Weighted sums of a page's values straight on the codes. Included after one ISA header of simd/.
+//
+// Channels lie in lanes. The scale goes into the weight, w = p·scale, and the zero point comes off
+// once per group: Σ w·code − Σ w·zero.
+#pragma once
+
+#include "kernels/codes.h"
+#include "kernels/tile_panel.h"
+
+namespace oscar::kernels {
+namespace {
+
+// out[r][channel …] += Σ_t weights[r][t]·code − offsets[r] for num_units·16 channels.
+template <int bits, int num_rows, int num_units>
+inline void accumulate_units(const PvCodesParams& params, int row, int channel,
+                             const float (*weights)[kPageSize], const float* offsets) {
+  constexpr int kVectors = num_units * kUnitVectors;
+  const std::int64_t row_bytes = params.layout.code_row_bytes();
+  const int head_dim = params.layout.head_dim;
+  simd::F sums[num_rows][kVectors];
+  for (int r = 0; r < num_rows; ++r) {
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = simd::broadcast(-offsets[r]);
+  }
+  for (int t = 0; t < params.num_tokens; ++t) {
+    simd::F codes[kVectors];
+#pragma GCC unroll 8
+    for (int u = 0; u < num_units; ++u) {
+      load_codes<bits>(params.plane + t * row_bytes, head_dim, channel + u * kUnit,
+                       codes + u * kUnitVectors);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < num_rows; ++r) {
+      const simd::F weight = simd::broadcast(weights[r][t]);
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = simd::fma(weight, codes[v], sums[r][v]);
+    }
+  }
+  for (int r = 0; r < num_rows; ++r) {
+    float* out = params.out + (row + r) * params.out_stride + channel;
+    for (int v = 0; v < kVectors; ++v) {
+      simd::store(out + v * simd::kWidth, simd::load(out + v * simd::kWidth) + sums[r][v]);
+    }
+  }
+}
+
+template <int bits, int num_rows>
+inline void pv_rows(const PvCodesParams& params, int row) {
+  constexpr int kUnits = simd::code_units(num_rows);
+  const PlaneLayout& layout = params.layout;
+  const std::uint8_t* scales = params.plane + layout.scales_offset();
+  const std::uint8_t* zeros = params.plane + layout.zeros_offset();
+  const bool is_affine = layout.quant.codebook == Codebook::kAffine;
+  alignas(64) float weights[num_rows][kPageSize];
+  for (int group = 0; group < layout.num_groups(); ++group) {
+    float offsets[num_rows];
+    for (int r = 0; r < num_rows; ++r) {
+      const float* p = params.p + (row + r) * params.p_stride;
+      simd::F sum{};
+      for (int t = 0; t < params.num_tokens; t += simd::kWidth) {
+        const int left = params.num_tokens - t;
+        const int count = left < simd::kWidth ? left : simd::kWidth;
+        const std::int64_t offset = 2 * (group * kPageSize + t);
+        // Metadata past num_tokens may be anything: selected away, not multiplied by zero.
+        const simd::I is_used = reinterpret_cast<simd::I>(lane_index()) < count;
+        const simd::F weight =
+            is_used ? simd::load_partial(p + t, count, 0.0f) * simd::load_bf16(scales + offset)
+                    : simd::F{};
+        const simd::F zero =
+            is_affine ? simd::load_bf16(zeros + offset) : simd::broadcast(centre(bits));
+        simd::store(weights[r] + t, weight);
+        sum += is_used ? weight * zero : simd::F{};
+      }
+      offsets[r] = simd::reduce_add(sum);
+    }
+    int c = group * layout.quant.group_size;
+    const int end = c + layout.quant.group_size;
+    for (; c + kUnits * kUnit <= end; c += kUnits * kUnit) {
+      accumulate_units<bits, num_rows, kUnits>(params, row, c, weights, offsets);
+    }
+    for (; c < end; c += kUnit) {
+      accumulate_units<bits, num_rows, 1>(params, row, c, weights, offsets);
+    }
+  }
+}
+
+template <int bits>
+inline void pv_codes_of(const PvCodesParams& params) {
+  for_each_row_block<simd::kCodeRows>(
+      params.num_rows, [&]<int num_rows>(int row) { pv_rows<bits, num_rows>(params, row); });
+}
+
+inline void pv_exact(const PvCodesParams& params) {
+  for (int r = 0; r < params.num_rows; ++r) {
+    float* out = params.out + r * params.out_stride;
+    for (int t = 0; t < params.num_tokens; ++t) {
+      const std::uint8_t* value = params.plane + t * params.layout.code_row_bytes();
+      const simd::F weight = simd::broadcast(params.p[r * params.p_stride + t]);
+      for (int c = 0; c < params.layout.head_dim; c += simd::kWidth) {
+        simd::store(out + c,
+                    simd::fma(weight, simd::load_bf16(value + 2 * c), simd::load(out + c)));
+      }
+    }
+  }
+}
+
+inline void pv_codes_generic(const PvCodesParams& params) {
+  switch (params.layout.quant.bits) {
+    case 2: return pv_codes_of<2>(params);
+    case 3: return pv_codes_of<3>(params);
+    case 4: return pv_codes_of<4>(params);
+    default: return pv_exact(params);
+  }
+}
+
+}  // namespace
+}  // namespace oscar::kernels

@@ -1,0 +1,60 @@
+// y = x·M: a codec operation, so each output is summed over i ascending, mul then add. Included
+// after one ISA header of simd/.
+//
+// Blocks of rows × columns stay in registers; the columns are vectors, so the order of the sums
+// does not depend on the width.
+#pragma once
+
+#include "kernels/kernels.h"
+
+namespace oscar::kernels {
+namespace {
+
+template <int num_rows, int num_vectors>
+inline void transform_block(const TransformParams& params, const float* x, const float* matrix,
+                            float* y) {
+  simd::F sums[num_rows][num_vectors] = {};
+  for (int i = 0; i < params.head_dim; ++i) {
+    const float* matrix_row = matrix + i * params.head_dim;
+#pragma GCC unroll 8
+    for (int v = 0; v < num_vectors; ++v) {
+      const simd::F m = simd::load(matrix_row + v * simd::kWidth);
+#pragma GCC unroll 8
+      for (int r = 0; r < num_rows; ++r) {
+        const simd::F product = simd::broadcast(x[r * params.x_stride + i]) * m;
+        sums[r][v] = sums[r][v] + product;
+      }
+    }
+  }
+  for (int r = 0; r < num_rows; ++r) {
+    for (int v = 0; v < num_vectors; ++v) {
+      simd::store(y + r * params.y_stride + v * simd::kWidth, sums[r][v]);
+    }
+  }
+}
+
+template <int num_rows>
+inline void transform_block_of_rows(const TransformParams& params, std::int64_t row) {
+  constexpr int kVectors = num_rows == 1 ? 64 / simd::kWidth : 16 / simd::kWidth;
+  constexpr int kColumns = kVectors * simd::kWidth;
+  const float* x = params.x + row * params.x_stride;
+  float* y = params.y + row * params.y_stride;
+  int column = 0;
+  for (; column + kColumns <= params.head_dim; column += kColumns) {
+    transform_block<num_rows, kVectors>(params, x, params.matrix + column, y + column);
+  }
+  for (; column < params.head_dim; column += 16) {
+    transform_block<num_rows, 16 / simd::kWidth>(params, x, params.matrix + column, y + column);
+  }
+}
+
+inline void transform_rows_generic(const TransformParams& params) {
+  std::int64_t row = 0;
+  for (; row + simd::kTransformRows <= params.num_rows; row += simd::kTransformRows) {
+    transform_block_of_rows<simd::kTransformRows>(params, row);
+  }
+  for (; row < params.num_rows; ++row) transform_block_of_rows<1>(params, row);
+}
+
+}  // namespace
+}  // namespace oscar::kernels
