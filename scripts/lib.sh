@@ -52,10 +52,11 @@ python_env() {
   fi
 }
 
-# What building takes, and what checking and fuzzing take on top (Debian 12 names).
+# What building takes, and what linting and fuzzing take on top (Debian 12 names).
 build_packages=(ca-certificates cmake g++ libbenchmark-dev libcli11-dev libeigen3-dev libgomp1 libgtest-dev
   librapidcheck-dev libxxhash-dev ninja-build nlohmann-json3-dev python3-venv)
-check_packages=(git libclang-rt-14-dev clang-14 libomp-14-dev python3 shellcheck)
+lint_packages=(git python3 shellcheck)
+fuzz_packages=(clang-14 libclang-rt-14-dev libomp-14-dev)
 
 # lint_tools: the pinned format and lint tools; sets clang_format and ruff.
 lint_tools() {
