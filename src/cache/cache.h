@@ -20,41 +20,57 @@ struct CacheOptions {
   int max_sequences = 1;
   std::int32_t sink_tokens = 64, recent_tokens = 256;  // down to 0
   std::int64_t max_append_tokens = 512;  // rows of one append that must be seen exactly at once
-  std::int32_t max_position = 1 << 20;
+  std::int32_t max_position = 1 << 20;   // tokens of one sequence
   int num_threads = 1;
 };
 
 using SequenceId = std::int32_t;
 
-// Not thread-safe: one caller at a time. Memory is reserved at construction.
+// One sequence's cells in one layer, as attention reads them: token = cell = position. Valid until
+// the cache changes.
+struct SequenceView {
+  const LayerCodec* codec = nullptr;
+  PlaneView k, v;
+  std::int64_t num_tokens = 0;
+  const std::int32_t* block_table = nullptr;  // [⌈num_tokens/64⌉] page ids
+  const std::int32_t* copy_slots = nullptr;   // [num_tokens], −1: none; null: there are no copies
+  const bf16_t* k_copies = nullptr;           // [rows][num_kv_heads][head_dim_k]
+  const bf16_t* v_copies = nullptr;           // [rows][num_kv_heads][head_dim_v]
+  std::int32_t sink_tokens = 0, recent_tokens = 0;
+};
+
+// Layers are counted from 0 in the order of the artefact. Not thread-safe: one caller at a time.
+// Memory is reserved at construction. Every method throws Error(kInvalidArgument) for a sequence,
+// layer or token that does not exist.
 class Cache {
  public:
   Cache(Artefact artefact, CacheOptions options);  // throws Error
   ~Cache();
 
   int num_layers() const;
+  const CacheOptions& options() const;
+  const LayerCodec& codec(int layer) const;
   std::int64_t num_free_pages() const;
   std::uint64_t bytes() const;  // all that was reserved: pages, copies, tables
 
-  SequenceId create_sequence();          // throws Error(kUnsupported) when max_sequences are in use
-  SequenceId fork(SequenceId sequence);  // shares full pages; the last, partial page is copied on
-                                         // the next write
+  SequenceId create_sequence();  // throws Error(kUnsupported) when max_sequences are in use
+  // Shares every page; a partial last page is copied by whoever writes to it first.
+  SequenceId fork(SequenceId sequence);
   void free_sequence(SequenceId sequence);
   void truncate(SequenceId sequence, std::int64_t num_tokens);
   std::int64_t num_tokens(SequenceId sequence) const;
 
-  // Reserves room for num_tokens more; then append_layer once for every layer. false: not enough
-  // pages, nothing changed.
+  // Reserves room for num_tokens more, at most max_append_tokens; then append_layer once for every
+  // layer, which must be over before the next append, fork or truncate. false: not enough pages,
+  // nothing changed.
   [[nodiscard]] bool begin_append(SequenceId sequence, std::int64_t num_tokens);
   // keys, values: [num_tokens][num_kv_heads][head_dim] raw, keys after RoPE. false: NaN or Inf
-  // (stored as zeros).
+  // (such rows are stored as zeros).
   bool append_layer(SequenceId sequence, int layer, const Rows& keys, const Rows& values);
-  // Queries of the last num_queries tokens against the whole sequence, causal. out:
-  // [num_queries][num_q_heads][head_dim_v].
-  void attend_layer(SequenceId sequence, int layer, int num_q_heads, const float* q,
-                    std::int64_t num_queries, float scale, float* out, float* lse);
-  // Packed bytes of one token, for tests and migration: K row then V row in logical order (codes,
-  // scales, zeros).
+  // Throws when the layer still lacks the rows of the append in progress.
+  SequenceView view(SequenceId sequence, int layer) const;
+  // Packed bytes of one token, for tests and migration: for each KV head the K row, then the V row
+  // (codes, scales, zeros).
   std::vector<std::uint8_t> token_bytes(SequenceId sequence, int layer, std::int64_t token) const;
 
  private:

@@ -78,9 +78,9 @@ const float* row_of(const std::vector<float>& rows, int kv_head, int dim) {
   return rows.empty() ? nullptr : rows.data() + std::int64_t{kv_head} * dim;
 }
 
-// Exact rows: BF16 in the raw basis. A value that BF16 cannot hold (NaN, Inf, beyond its range)
-// makes the row zeros and the result false.
-bool store_exact(const float* row, int head_dim, bf16_t* dst) {
+}  // namespace
+
+bool store_exact_row(const float* row, int head_dim, bf16_t* dst) noexcept {
   bool finite = true;
   for (int i = 0; i < head_dim; ++i) {
     dst[i] = bf16_from_float(row[i]);
@@ -89,8 +89,6 @@ bool store_exact(const float* row, int head_dim, bf16_t* dst) {
   if (!finite) std::fill_n(dst, head_dim, bf16_t{0});
   return finite;
 }
-
-}  // namespace
 
 struct LayerCodec::Side {
   const PlaneLayout& layout;
@@ -173,7 +171,7 @@ bool LayerCodec::encode_block(const Side& side, const Rows& rows, const std::int
     for (int i = 0; i < count; ++i) {
       if (slots[i] < 0) continue;
       std::uint8_t* const plane = dst.plane(slots[i] / kPageSize, kv_head);
-      finite &= store_exact(
+      finite &= store_exact_row(
           src + i * rows.token_stride, dim,
           reinterpret_cast<bf16_t*>(plane + slots[i] % kPageSize * side.layout.code_row_bytes()));
     }

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "base/bf16.h"
 #include "format/artefact.h"
 #include "format/plane_layout.h"
 #include "kernels/kernels.h"
@@ -22,6 +23,10 @@ struct Rows {
   std::int64_t token_stride = 0;
   std::int64_t head_stride = 0;
 };
+
+// An exact row or copy: BF16 in the raw basis. What BF16 cannot hold (NaN, Inf, beyond its range)
+// makes the whole row zeros and the result false.
+bool store_exact_row(const float* row, int head_dim, bf16_t* dst) noexcept;
 
 // Immutable after construction; every method is thread-safe and allocates only in the given
 // scratch.
