@@ -10,18 +10,12 @@ namespace {
 constexpr int kUnit = 16;  // head sizes and groups are multiples of it
 constexpr int kUnitVectors = kUnit / simd::kWidth;
 
-inline simd::U lane_index() {
-  simd::U v{};
-  for (int i = 0; i < simd::kWidth; ++i) v[i] = static_cast<std::uint32_t>(i);
-  return v;
-}
-
 // Channels [channel, channel + 16) of a row as floats 0 … 2^bits − 1; channel is a multiple of 16.
 template <int bits>
 inline void load_codes(const std::uint8_t* row, int head_dim, int channel,
                        simd::F codes[kUnitVectors]) {
   using simd::U;
-  const U lane = lane_index();
+  const U lane = simd::lane_index();
   for (int j = 0; j < kUnitVectors; ++j) {
     const U lane_in_unit = lane + static_cast<std::uint32_t>(j * simd::kWidth);
     U word;

@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "base/cpu_features.h"
 #include "base/error.h"
 #include "kernels/kernels.h"
 #include "kernels/kernels.inc"
@@ -20,15 +21,18 @@ namespace {
 // A using-declaration per set would clash, so each set's operations are named from inside a struct
 // of its own.
 #define OSCAR_ASSIGN_OPERATION(Result, operation, Params) kernels.operation = operation;
-#define OSCAR_TABLE_ENTRY(set, set_needs, is_supported)                 \
-  KernelSet make_##set() {                                              \
-    using namespace set;                                                \
-    KernelSet kernels{};                                                \
-    kernels.name = #set;                                                \
-    kernels.needs = set_needs;                                          \
-    kernels.supported = [] { return static_cast<bool>(is_supported); }; \
-    OSCAR_KERNEL_OPERATIONS(OSCAR_ASSIGN_OPERATION)                     \
-    return kernels;                                                     \
+#define OSCAR_TABLE_ENTRY(set, set_needs, is_supported)         \
+  KernelSet make_##set() {                                      \
+    using namespace set;                                        \
+    KernelSet kernels{};                                        \
+    kernels.name = #set;                                        \
+    kernels.needs = set_needs;                                  \
+    kernels.supported = [] {                                    \
+      [[maybe_unused]] const CpuFeatures& cpu = cpu_features(); \
+      return is_supported;                                      \
+    };                                                          \
+    OSCAR_KERNEL_OPERATIONS(OSCAR_ASSIGN_OPERATION)             \
+    return kernels;                                             \
   }
 OSCAR_KERNEL_SETS(OSCAR_TABLE_ENTRY)
 

@@ -15,11 +15,11 @@ inline std::uint32_t largest_magnitude(const float* x, int size) {
 
 inline int count_at_most(const float* x, int size, std::uint32_t threshold_bits) {
   const simd::U threshold = simd::broadcast_bits(threshold_bits);
-  int count = 0;
+  simd::U counts{};
   for (int c = 0; c < size; c += simd::kWidth) {
-    count += simd::count_at_most(simd::magnitude_bits(simd::load(x + c)), threshold);
+    simd::count_at_most(counts, simd::magnitude_bits(simd::load(x + c)), threshold);
   }
-  return count;
+  return static_cast<int>(simd::reduce_add(counts));
 }
 
 // Bits of the rank-th smallest |x|, rank in [1, size]: bisection over the bits, which order as the

@@ -61,7 +61,7 @@ inline void pv_rows(const PvCodesParams& params, int row) {
         const int count = left < simd::kWidth ? left : simd::kWidth;
         const std::int64_t offset = 2 * (group * kPageSize + t);
         // Metadata past num_tokens may be anything: selected away, not multiplied by zero.
-        const simd::I is_used = reinterpret_cast<simd::I>(lane_index()) < count;
+        const simd::I is_used = reinterpret_cast<simd::I>(simd::lane_index()) < count;
         const simd::F weight =
             is_used ? simd::load_partial(p + t, count, 0.0f) * simd::load_bf16(scales + offset)
                     : simd::F{};

@@ -38,12 +38,10 @@ inline float reduce_add(F v) { return sum_lanes(v); }
 // Adds channels in order to the eight lanes (lane = channel mod 8).
 inline void add_to_lanes(F8& lanes, F v) { lanes += v; }
 
-// Number of lanes with v ≤ threshold; magnitudes, so that bits compare as integers.
-inline int count_at_most(U v, U threshold) {
-  const I is_below = v <= threshold;
-  int count = 0;
-  for (int i = 0; i < kWidth; ++i) count -= is_below[i];
-  return count;
+inline std::uint32_t reduce_add(U v) {
+  std::uint32_t result = 0;
+  for (int i = 0; i < kWidth; ++i) result += v[i];
+  return result;
 }
 
 // The first n lanes from memory, `fill` in the others; n in [0, kWidth].
@@ -98,11 +96,6 @@ inline void transpose(F block[kWidth]) {
       block[j][i] = swapped;
     }
   }
-}
-
-inline F round_to_integer(F v) {  // half to even, |v| < 2²²
-  const F magic = broadcast(12582912.0f);
-  return (v + magic) - magic;
 }
 
 }  // namespace

@@ -31,7 +31,27 @@ inline U magnitude_bits(F v) { return bits_of(v) & 0x7fffffffu; }
 
 // ((0+4)+(2+6))+((1+5)+(3+7)): the codec's order.
 inline float sum_lanes(F8 v) {
-  return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+  typedef float F4 __attribute__((vector_size(16)));
+  const F4 s =
+      __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
+  return (s[0] + s[2]) + (s[1] + s[3]);
+}
+
+// Adds 1 to the lanes with v ≤ threshold; both below 2³¹.
+inline void count_at_most(U& counts, U v, U threshold) {
+  counts -= reinterpret_cast<U>(reinterpret_cast<I>(v) <= reinterpret_cast<I>(threshold));
+}
+
+inline U lane_index() {
+  U v{};
+  for (int i = 0; i < kWidth; ++i) v[i] = static_cast<std::uint32_t>(i);
+  return v;
+}
+
+// Half to even, |v| < 2²².
+inline F round_to_integer(F v) {
+  const F magic = broadcast(12582912.0f);
+  return (v + magic) - magic;
 }
 
 inline std::uint32_t load_word(const std::uint8_t* p) {

@@ -1,0 +1,137 @@
+// Vector operations for AVX2 with FMA: eight lanes.
+#pragma once
+
+#include <immintrin.h>
+
+#define OSCAR_SIMD_WIDTH 8
+#include "simd/vector.h"
+
+namespace oscar::simd {
+namespace {
+
+// Register blocks for 16 vector registers.
+constexpr int kTransformRows = 4;
+constexpr int kTileRows = 6, kTileVectors = 2;
+constexpr int kCodeRows = 6;  // rows that share one unpack
+constexpr int code_vectors(int rows) { return rows <= 2 ? 4 : rows <= 4 ? 2 : 1; }  // of tokens
+constexpr int code_units(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }  // of 16 channels
+
+inline __m256i integers(U v) { return reinterpret_cast<__m256i>(v); }
+inline U unsigned_lanes(__m256i v) { return reinterpret_cast<U>(v); }
+
+inline F min(F a, F b) { return _mm256_min_ps(a, b); }
+inline F max(F a, F b) { return _mm256_max_ps(a, b); }
+inline U max(U a, U b) { return unsigned_lanes(_mm256_max_epu32(integers(a), integers(b))); }
+inline F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+
+inline float reduce_min(F v) {
+  __m128 m = _mm_min_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  m = _mm_min_ps(m, _mm_movehl_ps(m, m));
+  return _mm_cvtss_f32(_mm_min_ss(m, _mm_movehdup_ps(m)));
+}
+inline float reduce_max(F v) {
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+inline std::uint32_t reduce_max(U v) {
+  __m128i m =
+      _mm_max_epu32(_mm256_castsi256_si128(integers(v)), _mm256_extracti128_si256(integers(v), 1));
+  m = _mm_max_epu32(m, _mm_unpackhi_epi64(m, m));
+  m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 1));
+  return static_cast<std::uint32_t>(_mm_cvtsi128_si32(m));
+}
+inline std::uint32_t reduce_add(U v) {
+  __m128i m =
+      _mm_add_epi32(_mm256_castsi256_si128(integers(v)), _mm256_extracti128_si256(integers(v), 1));
+  m = _mm_add_epi32(m, _mm_unpackhi_epi64(m, m));
+  m = _mm_add_epi32(m, _mm_shuffle_epi32(m, 1));
+  return static_cast<std::uint32_t>(_mm_cvtsi128_si32(m));
+}
+inline float reduce_add(F v) { return sum_lanes(v); }
+
+inline void add_to_lanes(F8& lanes, F v) { lanes += v; }
+
+inline __m256i first_lanes(int n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), integers(lane_index()));
+}
+inline F load_partial(const float* p, int n, float fill) {
+  if (n == kWidth) return load(p);
+  const __m256i mask = first_lanes(n);
+  return _mm256_blendv_ps(broadcast(fill), _mm256_maskload_ps(p, mask), _mm256_castsi256_ps(mask));
+}
+inline void store_partial(float* p, F v, int n) {
+  if (n == kWidth) return store(p, v);
+  _mm256_maskstore_ps(p, first_lanes(n), v);
+}
+
+inline void store_bytes(std::uint8_t* p, U v) {
+  const __m256i low_bytes = _mm256_shuffle_epi8(
+      integers(v), _mm256_broadcastsi128_si256(
+                       _mm_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1)));
+  const __m128i eight =
+      _mm_unpacklo_epi32(_mm256_castsi256_si128(low_bytes), _mm256_extracti128_si256(low_bytes, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), eight);
+}
+inline void store_halves(std::uint8_t* p, U v) {
+  const U low = v & 0xffffu;
+  const __m128i halves = _mm_packus_epi32(_mm256_castsi256_si128(integers(low)),
+                                          _mm256_extracti128_si256(integers(low), 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), halves);
+}
+inline F load_bf16(const std::uint8_t* p) {
+  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+
+template <int bits>
+inline F low_bits_to_float(U v) {
+  if constexpr (bits == 4) {
+    return _mm256_cvtepi32_ps(integers(v & 15u));
+  } else {
+    // The lookup reads three bits of the index: for two bits the table repeats.
+    const F levels = bits == 2 ? F{0, 1, 2, 3, 0, 1, 2, 3} : F{0, 1, 2, 3, 4, 5, 6, 7};
+    return _mm256_permutevar8x32_ps(levels, integers(v));
+  }
+}
+
+// columns[w][lane] = the 32-bit word at base + lane·stride + 4w.
+inline void load_word_columns(const std::uint8_t* base, std::int64_t stride, U columns[4]) {
+  __m256i rows[4];
+  for (int i = 0; i < 4; ++i) {
+    const auto* low = reinterpret_cast<const __m128i*>(base + i * stride);
+    const auto* high = reinterpret_cast<const __m128i*>(base + (i + 4) * stride);
+    rows[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(low)),
+                                      _mm_loadu_si128(high), 1);
+  }
+  const __m256i low01 = _mm256_unpacklo_epi32(rows[0], rows[1]);
+  const __m256i low23 = _mm256_unpacklo_epi32(rows[2], rows[3]);
+  const __m256i high01 = _mm256_unpackhi_epi32(rows[0], rows[1]);
+  const __m256i high23 = _mm256_unpackhi_epi32(rows[2], rows[3]);
+  columns[0] = unsigned_lanes(_mm256_unpacklo_epi64(low01, low23));
+  columns[1] = unsigned_lanes(_mm256_unpackhi_epi64(low01, low23));
+  columns[2] = unsigned_lanes(_mm256_unpacklo_epi64(high01, high23));
+  columns[3] = unsigned_lanes(_mm256_unpackhi_epi64(high01, high23));
+}
+
+inline void transpose(F block[kWidth]) {
+  F pairs[8], quads[8];
+  for (int i = 0; i < 4; ++i) {
+    pairs[2 * i] = _mm256_unpacklo_ps(block[2 * i], block[2 * i + 1]);
+    pairs[2 * i + 1] = _mm256_unpackhi_ps(block[2 * i], block[2 * i + 1]);
+  }
+  for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < 2; ++i) {
+      const F a = pairs[4 * half + i], b = pairs[4 * half + 2 + i];
+      quads[4 * half + 2 * i] = _mm256_shuffle_ps(a, b, 0x44);
+      quads[4 * half + 2 * i + 1] = _mm256_shuffle_ps(a, b, 0xee);
+    }
+  }
+  for (int i = 0; i < 4; ++i) {
+    block[i] = _mm256_permute2f128_ps(quads[i], quads[4 + i], 0x20);
+    block[4 + i] = _mm256_permute2f128_ps(quads[i], quads[4 + i], 0x31);
+  }
+}
+
+}  // namespace
+}  // namespace oscar::simd

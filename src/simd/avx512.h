@@ -1,0 +1,118 @@
+// Vector operations for AVX-512 F, BW, DQ, VL: sixteen lanes.
+#pragma once
+
+#include <immintrin.h>
+
+#define OSCAR_SIMD_WIDTH 16
+#include "simd/vector.h"
+
+namespace oscar::simd {
+namespace {
+
+// Register blocks for 32 vector registers.
+constexpr int kTransformRows = 8;
+constexpr int kTileRows = 12, kTileVectors = 2;
+constexpr int kCodeRows = 8;                                        // rows that share one unpack
+constexpr int code_vectors(int rows) { return rows <= 4 ? 4 : 2; }  // of tokens
+constexpr int code_units(int rows) { return rows <= 2 ? 8 : rows <= 6 ? 4 : 2; }  // of 16 channels
+
+inline __m512i integers(U v) { return reinterpret_cast<__m512i>(v); }
+inline U unsigned_lanes(__m512i v) { return reinterpret_cast<U>(v); }
+
+inline F min(F a, F b) { return _mm512_min_ps(a, b); }
+inline F max(F a, F b) { return _mm512_max_ps(a, b); }
+inline U max(U a, U b) { return unsigned_lanes(_mm512_max_epu32(integers(a), integers(b))); }
+inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+
+inline float reduce_min(F v) { return _mm512_reduce_min_ps(v); }
+inline float reduce_max(F v) { return _mm512_reduce_max_ps(v); }
+inline std::uint32_t reduce_max(U v) { return _mm512_reduce_max_epu32(integers(v)); }
+inline std::uint32_t reduce_add(U v) {
+  return static_cast<std::uint32_t>(_mm512_reduce_add_epi32(integers(v)));
+}
+inline float reduce_add(F v) { return _mm512_reduce_add_ps(v); }
+
+inline void add_to_lanes(F8& lanes, F v) {
+  lanes += _mm512_castps512_ps256(v);
+  lanes += _mm512_extractf32x8_ps(v, 1);
+}
+
+inline __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1); }
+inline F load_partial(const float* p, int n, float fill) {
+  return _mm512_mask_loadu_ps(broadcast(fill), first_lanes(n), p);
+}
+inline void store_partial(float* p, F v, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), v); }
+
+inline void store_bytes(std::uint8_t* p, U v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(integers(v)));
+}
+inline void store_halves(std::uint8_t* p, U v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(integers(v)));
+}
+inline F load_bf16(const std::uint8_t* p) {
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+
+template <int bits>
+inline F low_bits_to_float(U v) {
+  // The lookup reads four bits of the index: for fewer bits the table repeats.
+  F levels{};
+  for (int i = 0; i < kWidth; ++i) levels[i] = static_cast<float>(i % (1 << bits));
+  return _mm512_permutexvar_ps(integers(v), levels);
+}
+
+// columns[w][lane] = the 32-bit word at base + lane·stride + 4w.
+inline void load_word_columns(const std::uint8_t* base, std::int64_t stride, U columns[4]) {
+  __m512i rows[4];
+  for (int i = 0; i < 4; ++i) {
+    const auto load_row = [&](int row) {
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(base + row * stride));
+    };
+    const __m256i low =
+        _mm256_inserti128_si256(_mm256_castsi128_si256(load_row(i)), load_row(i + 4), 1);
+    const __m256i high =
+        _mm256_inserti128_si256(_mm256_castsi128_si256(load_row(i + 8)), load_row(i + 12), 1);
+    rows[i] = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+  }
+  const __m512i low01 = _mm512_unpacklo_epi32(rows[0], rows[1]);
+  const __m512i low23 = _mm512_unpacklo_epi32(rows[2], rows[3]);
+  const __m512i high01 = _mm512_unpackhi_epi32(rows[0], rows[1]);
+  const __m512i high23 = _mm512_unpackhi_epi32(rows[2], rows[3]);
+  columns[0] = unsigned_lanes(_mm512_unpacklo_epi64(low01, low23));
+  columns[1] = unsigned_lanes(_mm512_unpackhi_epi64(low01, low23));
+  columns[2] = unsigned_lanes(_mm512_unpacklo_epi64(high01, high23));
+  columns[3] = unsigned_lanes(_mm512_unpackhi_epi64(high01, high23));
+}
+
+inline void transpose(F block[kWidth]) {
+  F pairs[16], quads[16], octets[16];
+  for (int i = 0; i < 8; ++i) {
+    pairs[2 * i] = _mm512_unpacklo_ps(block[2 * i], block[2 * i + 1]);
+    pairs[2 * i + 1] = _mm512_unpackhi_ps(block[2 * i], block[2 * i + 1]);
+  }
+  // quads[4g + c]: column 4·lane128 + c of rows 4g … 4g + 3.
+  for (int g = 0; g < 4; ++g) {
+    for (int i = 0; i < 2; ++i) {
+      const F a = pairs[4 * g + i], b = pairs[4 * g + 2 + i];
+      quads[4 * g + 2 * i] = _mm512_shuffle_ps(a, b, 0x44);
+      quads[4 * g + 2 * i + 1] = _mm512_shuffle_ps(a, b, 0xee);
+    }
+  }
+  // Then a 4 × 4 transpose of the 128-bit lanes for each c.
+  for (int c = 0; c < 4; ++c) {
+    octets[c] = _mm512_shuffle_f32x4(quads[c], quads[4 + c], 0x88);
+    octets[4 + c] = _mm512_shuffle_f32x4(quads[c], quads[4 + c], 0xdd);
+    octets[8 + c] = _mm512_shuffle_f32x4(quads[8 + c], quads[12 + c], 0x88);
+    octets[12 + c] = _mm512_shuffle_f32x4(quads[8 + c], quads[12 + c], 0xdd);
+  }
+  for (int c = 0; c < 4; ++c) {
+    block[c] = _mm512_shuffle_f32x4(octets[c], octets[8 + c], 0x88);
+    block[8 + c] = _mm512_shuffle_f32x4(octets[c], octets[8 + c], 0xdd);
+    block[4 + c] = _mm512_shuffle_f32x4(octets[4 + c], octets[12 + c], 0x88);
+    block[12 + c] = _mm512_shuffle_f32x4(octets[4 + c], octets[12 + c], 0xdd);
+  }
+}
+
+}  // namespace
+}  // namespace oscar::simd
