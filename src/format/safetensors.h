@@ -21,6 +21,7 @@ namespace oscar {
 
 inline constexpr std::uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 inline constexpr std::size_t kMaxTensorRank = 8;
+inline constexpr const char* kSafetensorsMetadataKey = "__metadata__";
 
 struct TensorView {
   DType dtype = DType::kF32;

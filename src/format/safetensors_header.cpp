@@ -10,8 +10,6 @@
 namespace oscar {
 namespace {
 
-constexpr const char* kMetadataKey = "__metadata__";
-
 // Receives the JSON events and accepts only the nesting that the format has, so depth is at most 3.
 class HeaderHandler {
  public:
@@ -58,7 +56,7 @@ class HeaderHandler {
     if (state_ == State::kStart) {
       state_ = State::kTop;
     } else if (state_ == State::kTop) {
-      if (key_ == kMetadataKey) {
+      if (key_ == kSafetensorsMetadataKey) {
         state_ = State::kMetadata;
       } else {
         state_ = State::kTensor;
@@ -74,10 +72,10 @@ class HeaderHandler {
 
   bool key(std::string& key) {
     if (state_ == State::kTop) {
-      if (out_->tensors.count(key) != 0 || (key == kMetadataKey && has_metadata_)) {
+      if (out_->tensors.count(key) != 0 || (key == kSafetensorsMetadataKey && has_metadata_)) {
         fail("the name " + in_quotes(key) + " appears twice");
       }
-      has_metadata_ = has_metadata_ || key == kMetadataKey;
+      has_metadata_ = has_metadata_ || key == kSafetensorsMetadataKey;
       key_ = std::move(key);
     } else if (state_ == State::kMetadata) {
       if (out_->metadata.count(key) != 0) fail("metadata " + in_quotes(key) + " appears twice");

@@ -36,7 +36,7 @@ std::string serialize_header(const Safetensors& file, const std::vector<const En
   std::string json = "{";
   const char* separator = "";
   if (!file.metadata.empty()) {
-    json += "\"__metadata__\":{";
+    json += json_text(kSafetensorsMetadataKey) + ":{";
     for (const auto& [key, value] : file.metadata) {
       json += separator;
       json += json_text(key) + ":" + json_text(value);
@@ -47,6 +47,10 @@ std::string serialize_header(const Safetensors& file, const std::vector<const En
   std::uint64_t offset = 0;
   for (const Entry* entry : order) {
     const auto& [name, view] = *entry;
+    if (name == kSafetensorsMetadataKey) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "no tensor can be named '" + name + "'; the name is the metadata's");
+    }
     if (tensor_bytes(view.dtype, view.shape) != view.bytes.size()) {
       throw Error(ErrorCode::kInvalidArgument, "tensor " + in_quotes(name) + " of " +
                                                    dtype_name(view.dtype) + " " +
