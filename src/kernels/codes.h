@@ -14,34 +14,14 @@ constexpr int kUnitVectors = kUnit / simd::kWidth;
 template <int bits>
 inline void load_codes(const std::uint8_t* row, int head_dim, int channel,
                        simd::F codes[kUnitVectors]) {
-  using simd::U;
-  const U lane = simd::lane_index();
-  for (int j = 0; j < kUnitVectors; ++j) {
-    const U lane_in_unit = lane + static_cast<std::uint32_t>(j * simd::kWidth);
-    U word;
-    if constexpr (bits == 4) {
-      const std::uint8_t* p = row + channel / 2;
-      word = lane_in_unit < 8u ? simd::broadcast_bits(simd::load_word(p))
-                               : simd::broadcast_bits(simd::load_word(p + 4));
-      word >>= 4u * (lane_in_unit & 7u);
-    } else {
-      word = simd::broadcast_bits(simd::load_word(row + channel / 4)) >> (2u * lane_in_unit);
-    }
-    if constexpr (bits == 3) {
-      const std::uint32_t third_bits = simd::load_half(row + head_dim / 4 + channel / 8);
-      word = (word & 3u) | ((simd::broadcast_bits(third_bits) >> lane_in_unit) << 2);
-    }
-    codes[j] = simd::low_bits_to_float<bits>(word);
-  }
+  const std::uint8_t* low = row + (bits == 4 ? channel / 2 : channel / 4);
+  simd::load_unit<bits>(low, row + head_dim / 4 + channel / 8, codes);
 }
 
 // Scale (or zero point) of a group and token; `metadata` is the start of the plane's scales or
 // zeros.
 inline float load_metadata(const std::uint8_t* metadata, int group, int token) {
-  const std::uint32_t bits = simd::load_half(metadata + 2 * (group * kPageSize + token)) << 16;
-  float value;
-  __builtin_memcpy(&value, &bits, sizeof value);
-  return value;
+  return bf16_to_float(simd::load_bytes<bf16_t>(metadata + 2 * (group * kPageSize + token)));
 }
 
 // Half of the code range: the zero point of the symmetric codebook.

@@ -79,10 +79,10 @@ inline GroupScale choose_scale(const float* x, int size, Codebook codebook, std:
   }
   const PowerOfTwo power = power_of_two_of(largest);
   const simd::F shrink = simd::broadcast(power.inverse);
-  simd::F8 lanes{};
+  simd::Lanes lanes{};
   for (int c = 0; c < size; c += simd::kWidth) {
     const simd::F v = simd::load(x + c) * shrink;
-    simd::add_to_lanes(lanes, v * v);
+    simd::add_to_lanes(lanes, v * v, c);
   }
   const float rms = __builtin_sqrtf(simd::sum_lanes(lanes) / static_cast<float>(size));
   return {round_to_bf16(kGaussianStep[bits - 2] * rms * power.value), centre(bits)};
@@ -97,7 +97,7 @@ inline float choose_codes(const float* x, const float* y, int size, GroupScale g
   const simd::F scale = simd::broadcast(group.scale), zero = simd::broadcast(group.zero);
   const simd::F top = simd::broadcast(static_cast<float>((1 << bits) - 1));
   const simd::F shrink = simd::broadcast(power_of_two_of(largest).inverse);
-  simd::F8 xx{}, xd{}, dd{};  // ⟨x, x⟩, ⟨x, x̂⟩, ⟨x̂, x̂⟩
+  simd::Lanes xx{}, xd{}, dd{};  // ⟨x, x⟩, ⟨x, x̂⟩, ⟨x̂, x̂⟩
   for (int c = 0; c < size; c += simd::kWidth) {
     const simd::F level = simd::load(x + c) / divisor + zero;
     // Adding 1.5·2²³ rounds half to even and leaves the integer in the low bits.
@@ -107,11 +107,11 @@ inline float choose_codes(const float* x, const float* y, int size, GroupScale g
     if (fit == ScaleFit::kPlain) continue;
     const simd::F decoded = scale * ((shifted - magic) - zero) * shrink;
     const simd::F exact = simd::load(y + c) * shrink;
-    simd::add_to_lanes(xd, exact * decoded);
+    simd::add_to_lanes(xd, exact * decoded, c);
     if (fit == ScaleFit::kUnbiased) {
-      simd::add_to_lanes(xx, exact * exact);
+      simd::add_to_lanes(xx, exact * exact, c);
     } else {
-      simd::add_to_lanes(dd, decoded * decoded);
+      simd::add_to_lanes(dd, decoded * decoded, c);
     }
   }
   if (fit == ScaleFit::kPlain) return group.scale;

@@ -22,24 +22,37 @@ inline int count_at_most(const float* x, int size, std::uint32_t threshold_bits)
   return static_cast<int>(simd::reduce_add(counts));
 }
 
-// Bits of the rank-th smallest |x|, rank in [1, size]: bisection over the bits, which order as the
-// values do.
+// Bits of the largest |x| ≤ threshold; 0 if there is none.
+inline std::uint32_t largest_at_most(const float* x, int size, std::uint32_t threshold_bits) {
+  const simd::U threshold = simd::broadcast_bits(threshold_bits);
+  simd::U largest{};
+  for (int c = 0; c < size; c += simd::kWidth) {
+    const simd::U magnitude = simd::magnitude_bits(simd::load(x + c));
+    largest = simd::max(largest, magnitude <= threshold ? magnitude : simd::U{});
+  }
+  return simd::reduce_max(largest);
+}
+
+// Bits of the rank-th smallest |x|, rank in [1, size]. Bits of magnitudes order as the values do,
+// so they are bisected until a threshold has exactly `rank` values at or below it, or (ties) until
+// the interval is one value.
 inline std::uint32_t order_statistic(const float* x, int size, int rank) {
-  // Invariant: count(≤ high) ≥ rank, count(≤ low) < rank (or low is −1).
-  std::int64_t high = largest_magnitude(x, size), low = -1;
+  // count(≤ high) > rank or high is the largest; count(< low) < rank.
+  std::uint32_t high = largest_magnitude(x, size), low = 0;
   // Quantiles of interest mostly lie within a factor of four of the largest.
-  const std::int64_t guess = high - (std::int64_t{2} << 23);
-  if (guess > 0) {
-    const bool is_below = count_at_most(x, size, static_cast<std::uint32_t>(guess)) < rank;
-    (is_below ? low : high) = guess;
+  constexpr std::uint32_t kFactorOfFour = 2u << 23;
+  std::uint32_t middle = high > kFactorOfFour ? high - kFactorOfFour : high / 2;
+  while (low < high) {
+    const int count = count_at_most(x, size, middle);
+    if (count == rank) return largest_at_most(x, size, middle);
+    if (count < rank) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+    middle = low + (high - low) / 2;
   }
-  while (high - low > 1) {
-    const std::int64_t middle = (low + high) / 2;
-    const bool is_below =
-        middle < 0 || count_at_most(x, size, static_cast<std::uint32_t>(middle)) < rank;
-    (is_below ? low : high) = middle;
-  }
-  return static_cast<std::uint32_t>(high);
+  return high;
 }
 
 }  // namespace

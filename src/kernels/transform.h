@@ -35,7 +35,7 @@ inline void transform_block(const TransformParams& params, const float* x, const
 
 template <int num_rows>
 inline void transform_block_of_rows(const TransformParams& params, std::int64_t row) {
-  constexpr int kVectors = num_rows == 1 ? 64 / simd::kWidth : 16 / simd::kWidth;
+  constexpr int kVectors = num_rows == 1 ? simd::kTransformVectors : 16 / simd::kWidth;
   constexpr int kColumns = kVectors * simd::kWidth;
   const float* x = params.x + row * params.x_stride;
   float* y = params.y + row * params.y_stride;

@@ -10,7 +10,7 @@ namespace oscar::simd {
 namespace {
 
 // Register blocks for 16 vector registers.
-constexpr int kTransformRows = 4;
+constexpr int kTransformRows = 4, kTransformVectors = 8;  // the latter for a single row
 constexpr int kTileRows = 6, kTileVectors = 2;
 constexpr int kCodeRows = 6;  // rows that share one unpack
 constexpr int code_vectors(int rows) { return rows <= 2 ? 4 : rows <= 4 ? 2 : 1; }  // of tokens
@@ -48,9 +48,17 @@ inline std::uint32_t reduce_add(U v) {
   m = _mm_add_epi32(m, _mm_shuffle_epi32(m, 1));
   return static_cast<std::uint32_t>(_mm_cvtsi128_si32(m));
 }
-inline float reduce_add(F v) { return sum_lanes(v); }
 
-inline void add_to_lanes(F8& lanes, F v) { lanes += v; }
+// Eight running sums, lane = channel mod 8.
+typedef F Lanes;
+inline void add_to_lanes(Lanes& lanes, F v, int) { lanes += v; }
+// ((0+4)+(2+6))+((1+5)+(3+7)): the codec's order.
+inline float sum_lanes(Lanes v) {
+  const __m128 s = _mm256_castps256_ps128(v) + _mm256_extractf128_ps(v, 1);
+  const __m128 pairs = s + _mm_movehl_ps(s, s);
+  return pairs[0] + pairs[1];
+}
+inline float reduce_add(F v) { return sum_lanes(v); }
 
 inline __m256i first_lanes(int n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), integers(lane_index()));
@@ -92,6 +100,26 @@ inline F low_bits_to_float(U v) {
     // The lookup reads three bits of the index: for two bits the table repeats.
     const F levels = bits == 2 ? F{0, 1, 2, 3, 0, 1, 2, 3} : F{0, 1, 2, 3, 4, 5, 6, 7};
     return _mm256_permutevar8x32_ps(levels, integers(v));
+  }
+}
+
+// Sixteen channels with channels in lanes: low holds their low bits in order, third (3 bits only)
+// their third bits.
+template <int bits>
+inline void load_unit(const std::uint8_t* low, const std::uint8_t* third, F codes[2]) {
+  const U lane = lane_index();
+  for (std::uint32_t j = 0; j < 2; ++j) {
+    U word;
+    if constexpr (bits == 4) {
+      word = broadcast_bits(load_bytes<std::uint32_t>(low + 4 * j)) >> (4u * lane);
+    } else {
+      word = broadcast_bits(load_bytes<std::uint32_t>(low)) >> (16u * j + 2u * lane);
+    }
+    if constexpr (bits == 3) {
+      const U third_bits = broadcast_bits(load_bytes<std::uint16_t>(third));
+      word = (word & 3u) | ((third_bits >> (8u * j + lane)) << 2);
+    }
+    codes[j] = low_bits_to_float<bits>(word);
   }
 }
 

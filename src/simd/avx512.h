@@ -10,7 +10,7 @@ namespace oscar::simd {
 namespace {
 
 // Register blocks for 32 vector registers.
-constexpr int kTransformRows = 8;
+constexpr int kTransformRows = 8, kTransformVectors = 8;  // the latter for a single row
 constexpr int kTileRows = 12, kTileVectors = 2;
 constexpr int kCodeRows = 8;                                        // rows that share one unpack
 constexpr int code_vectors(int rows) { return rows <= 4 ? 4 : 2; }  // of tokens
@@ -32,9 +32,17 @@ inline std::uint32_t reduce_add(U v) {
 }
 inline float reduce_add(F v) { return _mm512_reduce_add_ps(v); }
 
-inline void add_to_lanes(F8& lanes, F v) {
+// Eight running sums, lane = channel mod 8.
+typedef float Lanes __attribute__((vector_size(32)));
+inline void add_to_lanes(Lanes& lanes, F v, int) {
   lanes += _mm512_castps512_ps256(v);
   lanes += _mm512_extractf32x8_ps(v, 1);
+}
+// ((0+4)+(2+6))+((1+5)+(3+7)): the codec's order.
+inline float sum_lanes(Lanes v) {
+  const __m128 s = _mm256_castps256_ps128(v) + _mm256_extractf128_ps(v, 1);
+  const __m128 pairs = s + _mm_movehl_ps(s, s);
+  return pairs[0] + pairs[1];
 }
 
 inline __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1); }
@@ -60,6 +68,25 @@ inline F low_bits_to_float(U v) {
   F levels{};
   for (int i = 0; i < kWidth; ++i) levels[i] = static_cast<float>(i % (1 << bits));
   return _mm512_permutexvar_ps(integers(v), levels);
+}
+
+// Sixteen channels with channels in lanes: low holds their low bits in order, third (3 bits only)
+// their third bits.
+template <int bits>
+inline void load_unit(const std::uint8_t* low, const std::uint8_t* third, F codes[1]) {
+  const U lane = lane_index();
+  U word = broadcast_bits(load_bytes<std::uint32_t>(low));
+  if constexpr (bits == 4) {
+    const U high = broadcast_bits(load_bytes<std::uint32_t>(low + 4));
+    word = (lane < 8u ? word : high) >> (4u * (lane & 7u));
+  } else {
+    word >>= 2u * lane;
+  }
+  if constexpr (bits == 3) {
+    const U third_bits = broadcast_bits(load_bytes<std::uint16_t>(third));
+    word = (word & 3u) | ((third_bits >> lane) << 2);
+  }
+  codes[0] = low_bits_to_float<bits>(word);
 }
 
 // columns[w][lane] = the 32-bit word at base + lane·stride + 4w.

@@ -1,58 +1,60 @@
-// Vector operations for any CPU: the compiler lowers the eight lanes to what the baseline has.
+// Vector operations for any CPU: four lanes, which the compiler maps to the baseline's vectors
+// (SSE2, NEON) or to scalars.
 #pragma once
 
-#define OSCAR_SIMD_WIDTH 8
+#define OSCAR_SIMD_WIDTH 4
 #include "simd/vector.h"
 
 namespace oscar::simd {
 namespace {
 
-constexpr int kTransformRows = 2;               // rows of a register block of transform_rows
-constexpr int kTileRows = 4, kTileVectors = 1;  // register block of the tile kernels
-constexpr int kCodeRows = 4;                    // rows that share one unpack of the codes
-constexpr int code_vectors(int) { return 1; }   // vectors of tokens in a block of qk_codes
-constexpr int code_units(int) { return 1; }     // 16-channel units in a block of pv_codes
+// Register blocks for 16 vector registers.
+constexpr int kTransformRows = 2, kTransformVectors = 8;  // the latter for a single row
+constexpr int kTileRows = 4, kTileVectors = 2;
+constexpr int kCodeRows = 3;                                        // rows that share one unpack
+constexpr int code_vectors(int rows) { return rows == 1 ? 4 : 2; }  // of tokens
+constexpr int code_units(int) { return 1; }                         // of 16 channels
 
 inline F min(F a, F b) { return a < b ? a : b; }
 inline F max(F a, F b) { return a > b ? a : b; }
 inline U max(U a, U b) { return a > b ? a : b; }
 inline F fma(F a, F b, F c) { return a * b + c; }
 
-inline float reduce_min(F v) {
-  float result = v[0];
-  for (int i = 1; i < kWidth; ++i) result = v[i] < result ? v[i] : result;
-  return result;
-}
-inline float reduce_max(F v) {
-  float result = v[0];
-  for (int i = 1; i < kWidth; ++i) result = v[i] > result ? v[i] : result;
-  return result;
-}
+inline float min(float a, float b) { return a < b ? a : b; }
+inline float max(float a, float b) { return a > b ? a : b; }
+inline float reduce_min(F v) { return min(min(v[0], v[2]), min(v[1], v[3])); }
+inline float reduce_max(F v) { return max(max(v[0], v[2]), max(v[1], v[3])); }
 inline std::uint32_t reduce_max(U v) {
   std::uint32_t result = v[0];
   for (int i = 1; i < kWidth; ++i) result = v[i] > result ? v[i] : result;
   return result;
 }
-inline float reduce_add(F v) { return sum_lanes(v); }
+inline std::uint32_t reduce_add(U v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+inline float reduce_add(F v) { return (v[0] + v[2]) + (v[1] + v[3]); }
 
-// Adds channels in order to the eight lanes (lane = channel mod 8).
-inline void add_to_lanes(F8& lanes, F v) { lanes += v; }
-
-inline std::uint32_t reduce_add(U v) {
-  std::uint32_t result = 0;
-  for (int i = 0; i < kWidth; ++i) result += v[i];
-  return result;
+// Eight running sums, lane = channel mod 8.
+struct Lanes {
+  F low{}, high{};
+};
+inline void add_to_lanes(Lanes& lanes, F v, int channel) {
+  if (channel % 8 == 0) {
+    lanes.low += v;
+  } else {
+    lanes.high += v;
+  }
 }
+// ((0+4)+(2+6))+((1+5)+(3+7)): the codec's order.
+inline float sum_lanes(const Lanes& lanes) { return reduce_add(lanes.low + lanes.high); }
 
 // The first n lanes from memory, `fill` in the others; n in [0, kWidth].
 inline F load_partial(const float* p, int n, float fill) {
+  if (n == kWidth) return load(p);
   F v = broadcast(fill);
-  for (int i = 0; i < kWidth; ++i) {
-    if (i < n) v[i] = p[i];
-  }
+  for (int i = 0; i < n; ++i) v[i] = p[i];
   return v;
 }
 inline void store_partial(float* p, F v, int n) {
+  if (n == kWidth) return store(p, v);
   for (int i = 0; i < n; ++i) p[i] = v[i];
 }
 
@@ -69,8 +71,8 @@ inline void store_halves(std::uint8_t* p, U v) {
 }
 inline F load_bf16(const std::uint8_t* p) {
   U v{};
-  for (int i = 0; i < kWidth; ++i) v[i] = load_half(p + 2 * i) << 16;
-  return from_bits(v);
+  for (int i = 0; i < kWidth; ++i) v[i] = load_bytes<std::uint16_t>(p + 2 * i);
+  return from_bits(v << 16);
 }
 
 // The low `bits` bits of every lane as a float; higher bits are ignored.
@@ -79,23 +81,48 @@ inline F low_bits_to_float(U v) {
   return __builtin_convertvector(reinterpret_cast<I>(v & ((1u << bits) - 1)), F);
 }
 
-// columns[w][lane] = the 32-bit word at base + lane·stride + 4w.
-inline void load_word_columns(const std::uint8_t* base, std::int64_t stride, U columns[4]) {
-  for (int w = 0; w < 4; ++w) {
-    for (int lane = 0; lane < kWidth; ++lane) {
-      columns[w][lane] = load_word(base + lane * stride + 4 * w);
+// Lane i: bits [bits·i, bits·(i + 1)) of the word as a float. Baselines lack a shift per lane: the
+// fields are masked in place and brought down by an exact multiplication.
+template <int bits>
+inline F fields(std::uint32_t word) {
+  const U mask = U{1, 1u << bits, 1u << 2 * bits, 1u << 3 * bits} * ((1u << bits) - 1);
+  const F down = {1.0f, 1.0f / (1 << bits), 1.0f / (1 << 2 * bits), 1.0f / (1 << 3 * bits)};
+  return __builtin_convertvector(reinterpret_cast<I>(broadcast_bits(word) & mask), F) * down;
+}
+
+// Sixteen channels with channels in lanes: low holds their low bits in order, third (3 bits only)
+// their third bits.
+template <int bits>
+inline void load_unit(const std::uint8_t* low, const std::uint8_t* third, F codes[4]) {
+  for (std::uint32_t j = 0; j < 4; ++j) {
+    if constexpr (bits == 4) {
+      codes[j] = fields<4>(load_bytes<std::uint16_t>(low + 2 * j));
+    } else {
+      codes[j] = fields<2>(low[j]);
+    }
+    if constexpr (bits == 3) {
+      codes[j] += fields<1>(load_bytes<std::uint16_t>(third) >> (4 * j)) * 4.0f;
     }
   }
 }
 
 inline void transpose(F block[kWidth]) {
-  for (int i = 0; i < kWidth; ++i) {
-    for (int j = 0; j < i; ++j) {
-      const float swapped = block[i][j];
-      block[i][j] = block[j][i];
-      block[j][i] = swapped;
-    }
-  }
+  const F low01 = __builtin_shufflevector(block[0], block[1], 0, 4, 1, 5);
+  const F low23 = __builtin_shufflevector(block[2], block[3], 0, 4, 1, 5);
+  const F high01 = __builtin_shufflevector(block[0], block[1], 2, 6, 3, 7);
+  const F high23 = __builtin_shufflevector(block[2], block[3], 2, 6, 3, 7);
+  block[0] = __builtin_shufflevector(low01, low23, 0, 1, 4, 5);
+  block[1] = __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
+  block[2] = __builtin_shufflevector(high01, high23, 0, 1, 4, 5);
+  block[3] = __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
+}
+
+// columns[w][lane] = the 32-bit word at base + lane·stride + 4w.
+inline void load_word_columns(const std::uint8_t* base, std::int64_t stride, U columns[4]) {
+  F block[kWidth];
+  for (int i = 0; i < kWidth; ++i) block[i] = from_bits(load_bytes<U>(base + i * stride));
+  transpose(block);
+  for (int w = 0; w < 4; ++w) columns[w] = bits_of(block[w]);
 }
 
 }  // namespace

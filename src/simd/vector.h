@@ -17,7 +17,6 @@ constexpr int kVectorBytes = 4 * kWidth;
 typedef float F __attribute__((vector_size(kVectorBytes)));
 typedef std::int32_t I __attribute__((vector_size(kVectorBytes)));
 typedef std::uint32_t U __attribute__((vector_size(kVectorBytes)));
-typedef float F8 __attribute__((vector_size(32)));  // the eight lanes of the codec's sums
 
 typedef float UnalignedF __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
 
@@ -28,14 +27,6 @@ inline U broadcast_bits(std::uint32_t x) { return U{} + x; }
 inline U bits_of(F v) { return reinterpret_cast<U>(v); }
 inline F from_bits(U v) { return reinterpret_cast<F>(v); }
 inline U magnitude_bits(F v) { return bits_of(v) & 0x7fffffffu; }
-
-// ((0+4)+(2+6))+((1+5)+(3+7)): the codec's order.
-inline float sum_lanes(F8 v) {
-  typedef float F4 __attribute__((vector_size(16)));
-  const F4 s =
-      __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
-  return (s[0] + s[2]) + (s[1] + s[3]);
-}
 
 // Adds 1 to the lanes with v ≤ threshold; both below 2³¹.
 inline void count_at_most(U& counts, U v, U threshold) {
@@ -54,16 +45,11 @@ inline F round_to_integer(F v) {
   return (v + magic) - magic;
 }
 
-inline std::uint32_t load_word(const std::uint8_t* p) {
-  std::uint32_t word;
-  __builtin_memcpy(&word, p, sizeof word);
-  return word;
-}
-
-inline std::uint32_t load_half(const std::uint8_t* p) {
-  std::uint16_t half;
-  __builtin_memcpy(&half, p, sizeof half);
-  return half;
+template <typename T>
+inline T load_bytes(const std::uint8_t* p) {
+  T value;
+  __builtin_memcpy(&value, p, sizeof value);
+  return value;
 }
 
 }  // namespace
