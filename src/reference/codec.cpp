@@ -1,0 +1,192 @@
+#include "reference/codec.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/bf16.h"
+
+namespace oscar::reference {
+namespace {
+
+constexpr double kLargestMagnitude = 0x1p120;
+// Uniform steps that are optimal for a unit Gaussian (Max 1960, table II), by bits − 2.
+constexpr float kGaussianSteps[] = {0.9957f, 0.5860f, 0.3352f};
+
+int num_levels(int bits) { return 1 << bits; }
+
+struct GroupScale {
+  double scale, zero;
+};
+
+GroupScale affine_scale(std::span<const double> x, int bits) {
+  const double min = *std::min_element(x.begin(), x.end());
+  const double max = *std::max_element(x.begin(), x.end());
+  if (min == max) {
+    const double scale = round_to_bf16(std::abs(max));
+    const double sign = max > 0 ? 1 : -1;
+    return {scale, scale == 0 ? 0 : -sign};
+  }
+  const double scale = round_to_bf16((max - min) / (num_levels(bits) - 1));
+  return {scale, scale == 0 ? 0 : round_to_bf16(-min / scale)};
+}
+
+GroupScale symmetric_scale(std::span<const double> x, int bits) {
+  double sum = 0;
+  for (const double value : x) sum += value * value;
+  const double rms = std::sqrt(sum / static_cast<double>(x.size()));
+  const double zero = (num_levels(bits) - 1) / 2.0;
+  return {round_to_bf16(double{kGaussianSteps[bits - 2]} * rms), zero};
+}
+
+double fitted_scale(std::span<const float> exact, std::span<const int> codes, GroupScale group,
+                    ScaleFit fit) {
+  if (fit == ScaleFit::kPlain) return group.scale;
+  double xx = 0, xd = 0, dd = 0;
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    const double decoded = group.scale * (codes[i] - group.zero);
+    xx += double{exact[i]} * exact[i];
+    xd += exact[i] * decoded;
+    dd += decoded * decoded;
+  }
+  const double factor = fit == ScaleFit::kUnbiased ? xx / xd : xd / dd;
+  if (!std::isfinite(factor) || factor <= 0) return group.scale;
+  return round_to_bf16(std::min(group.scale * factor, kLargestMagnitude));
+}
+
+int get_bits(const std::uint8_t* bytes, int first_bit, int count) {
+  int value = 0;
+  for (int i = 0; i < count; ++i) {
+    const int bit = first_bit + i;
+    value |= ((bytes[bit / 8] >> (bit % 8)) & 1) << i;
+  }
+  return value;
+}
+
+void set_bits(std::uint8_t* bytes, int first_bit, int count, int value) {
+  for (int i = 0; i < count; ++i) {
+    const int bit = first_bit + i;
+    const int mask = 1 << (bit % 8);
+    const bool is_set = ((value >> i) & 1) != 0;
+    bytes[bit / 8] =
+        static_cast<std::uint8_t>(is_set ? bytes[bit / 8] | mask : bytes[bit / 8] & ~mask);
+  }
+}
+
+double get_bf16(const std::uint8_t* bytes) {
+  return bf16_to_float(static_cast<bf16_t>(bytes[0] | bytes[1] << 8));
+}
+
+void set_bf16(std::uint8_t* bytes, double value) {
+  const bf16_t bits = bf16_from_float(static_cast<float>(value));  // exact
+  bytes[0] = static_cast<std::uint8_t>(bits & 0xff);
+  bytes[1] = static_cast<std::uint8_t>(bits >> 8);
+}
+
+}  // namespace
+
+double round_to_bf16(double value) {
+  if (value == 0 || !std::isfinite(value)) return value;
+  // Eight significant bits, fewer below 2^−126.
+  const int exponent = std::max(std::ilogb(value), -126) - 7;
+  return std::ldexp(std::nearbyint(std::ldexp(value, -exponent)), exponent);
+}
+
+double clip_threshold(std::span<const float> row, float clip_ratio) {
+  std::vector<double> magnitudes(row.size());
+  std::transform(row.begin(), row.end(), magnitudes.begin(),
+                 [](float value) { return std::abs(double{value}); });
+  std::sort(magnitudes.begin(), magnitudes.end());
+  const float product = clip_ratio * static_cast<float>(row.size());
+  const auto rank =
+      std::clamp<std::size_t>(static_cast<std::size_t>(std::ceil(product)), 1, row.size());
+  return std::min(magnitudes[rank - 1], kLargestMagnitude);
+}
+
+std::vector<double> clip(std::span<const float> row, double threshold) {
+  std::vector<double> clipped(row.size());
+  std::transform(row.begin(), row.end(), clipped.begin(), [threshold](float value) {
+    return std::clamp(double{value}, -threshold, threshold);
+  });
+  return clipped;
+}
+
+double level(double x, double scale, double zero_point) {
+  return (scale == 0 ? x : x / scale) + zero_point;
+}
+
+std::vector<int> choose_codes(std::span<const double> clipped, double scale, double zero_point,
+                              int bits) {
+  std::vector<int> codes(clipped.size());
+  for (std::size_t i = 0; i < clipped.size(); ++i) {
+    const double top = num_levels(bits) - 1;
+    codes[i] = static_cast<int>(
+        std::nearbyint(std::clamp(level(clipped[i], scale, zero_point), 0.0, top)));
+  }
+  return codes;
+}
+
+Row encode(std::span<const float> row, const PlaneLayout& layout, float clip_ratio) {
+  const int bits = layout.quant.bits;
+  const std::vector<double> clipped = clip(row, clip_threshold(row, clip_ratio));
+  const auto group_size = static_cast<std::size_t>(layout.quant.group_size);
+  Row result;
+  for (std::size_t first = 0; first < row.size(); first += group_size) {
+    const std::span<const double> x(clipped.data() + first, group_size);
+    const GroupScale group = layout.quant.codebook == Codebook::kAffine ? affine_scale(x, bits)
+                                                                        : symmetric_scale(x, bits);
+    const std::vector<int> codes = choose_codes(x, group.scale, group.zero, bits);
+    result.scales.push_back(
+        fitted_scale(row.subspan(first, group_size), codes, group, layout.quant.scale_fit));
+    result.zeros.push_back(group.zero);
+    result.codes.insert(result.codes.end(), codes.begin(), codes.end());
+  }
+  return result;
+}
+
+std::vector<double> decode(const Row& row, const PlaneLayout& layout) {
+  std::vector<double> values(row.codes.size());
+  for (std::size_t c = 0; c < values.size(); ++c) {
+    const std::size_t group = c / static_cast<std::size_t>(layout.quant.group_size);
+    values[c] = row.scales[group] * (row.codes[c] - row.zeros[group]);
+  }
+  return values;
+}
+
+Row read_row(const std::uint8_t* plane, const PlaneLayout& layout, int token) {
+  const int bits = layout.quant.bits, low_bits = bits == 4 ? 4 : 2;
+  const std::uint8_t* bytes = plane + token * layout.code_row_bytes();
+  Row row;
+  for (int c = 0; c < layout.head_dim; ++c) {
+    int code = get_bits(bytes, low_bits * c, low_bits);
+    if (bits == 3) code |= get_bits(bytes + layout.head_dim / 4, c, 1) << 2;
+    row.codes.push_back(code);
+  }
+  for (int group = 0; group < layout.num_groups(); ++group) {
+    const int offset = 2 * (group * kPageSize + token);
+    row.scales.push_back(get_bf16(plane + layout.scales_offset() + offset));
+    row.zeros.push_back(layout.quant.codebook == Codebook::kAffine
+                            ? get_bf16(plane + layout.zeros_offset() + offset)
+                            : (num_levels(bits) - 1) / 2.0);
+  }
+  return row;
+}
+
+void write_row(const Row& row, const PlaneLayout& layout, int token, std::uint8_t* plane) {
+  const int bits = layout.quant.bits, low_bits = bits == 4 ? 4 : 2;
+  std::uint8_t* bytes = plane + token * layout.code_row_bytes();
+  for (int c = 0; c < layout.head_dim; ++c) {
+    const int code = row.codes[static_cast<std::size_t>(c)];
+    set_bits(bytes, low_bits * c, low_bits, code);
+    if (bits == 3) set_bits(bytes + layout.head_dim / 4, c, 1, code >> 2);
+  }
+  for (int group = 0; group < layout.num_groups(); ++group) {
+    const int offset = 2 * (group * kPageSize + token);
+    const auto index = static_cast<std::size_t>(group);
+    set_bf16(plane + layout.scales_offset() + offset, row.scales[index]);
+    if (layout.quant.codebook == Codebook::kAffine) {
+      set_bf16(plane + layout.zeros_offset() + offset, row.zeros[index]);
+    }
+  }
+}
+
+}  // namespace oscar::reference
