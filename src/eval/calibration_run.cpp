@@ -1,0 +1,206 @@
+#include "eval/calibration_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+#include <filesystem>
+#include <memory>
+#include <numeric>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "calibrate/methods.h"
+
+namespace oscar::eval {
+namespace {
+
+struct Tokens {
+  std::vector<llama_token> ids;
+  std::int64_t asked = 0;
+};
+
+Tokens gather(Workbench* workbench, const std::vector<const TextFile*>& texts,
+              std::int64_t wanted) {
+  std::vector<std::vector<llama_token>> all;
+  std::vector<std::int64_t> available;
+  std::string counts;
+  for (const TextFile* text : texts) {
+    all.push_back(tokenize(workbench->vocab(), text->bytes(), wanted, /*parse_special=*/false));
+    available.push_back(static_cast<std::int64_t>(all.back().size()));
+    counts += (counts.empty() ? "" : ", ") + text->path() + ": has " +
+              std::to_string(available.back()) + " tokens";
+  }
+  Tokens tokens;
+  tokens.asked = wanted;
+  const std::vector<std::int64_t> shares = share_tokens(available, wanted);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    tokens.ids.insert(tokens.ids.end(), all[i].begin(), all[i].begin() + shares[i]);
+  }
+  if (static_cast<std::int64_t>(tokens.ids.size()) < kMinCalibrationTokens) {
+    throw Error(ErrorCode::kInvalidArgument,
+                counts + "; calibration needs at least " + std::to_string(kMinCalibrationTokens));
+  }
+  return tokens;
+}
+
+// Feeds the collector while it lives, whatever is thrown.
+class Collecting {
+ public:
+  Collecting(const Plugin& plugin, calibrate::Collector* collector) : plugin_(plugin) {
+    plugin_.set_collector(collector);
+  }
+  ~Collecting() { plugin_.set_collector(nullptr); }
+  Collecting(const Collecting&) = delete;
+  Collecting& operator=(const Collecting&) = delete;
+
+ private:
+  const Plugin& plugin_;
+};
+
+void run_model(Workbench* workbench, const std::vector<llama_token>& tokens,
+               const CalibrationOptions& options, calibrate::Collector* collector) {
+  const auto total = static_cast<std::int64_t>(tokens.size());
+  Model& model = workbench->model(Placement::kPlugin);
+  const std::int64_t length = std::min(total, model.context_length());
+  const std::unique_ptr<Context> context = workbench->open_exact(length);
+  const Collecting collecting(workbench->host().plugin(), collector);
+  for (std::int64_t start = 0; start < total;) {
+    if (context->num_tokens() == length) context->clear();
+    const std::int64_t count =
+        std::min({kBatchTokens, total - start, length - context->num_tokens()});
+    context->decode({tokens.data() + start, static_cast<std::size_t>(count)}, 0);
+    start += count;
+    if (options.progress) options.progress(start, total);
+  }
+  if (collector->statistics().num_non_finite > 0) {
+    throw Error(ErrorCode::kCorrupt,
+                model.path() + ": " + std::to_string(collector->statistics().num_non_finite) +
+                    " rows of keys, values or queries held NaN or Inf; its weights are broken");
+  }
+}
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  ::gmtime_r(&now, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
+
+void add_info(const std::vector<const TextFile*>& texts, const CalibrationOptions& options,
+              const std::string& model_path, CalibrationResult* result) {
+  Hasher hasher;
+  std::string names;
+  for (const TextFile* text : texts) {
+    hasher.update(text->bytes().data(), text->bytes().size());
+    names += (names.empty() ? "" : ", ") + std::filesystem::path(text->path()).filename().string();
+  }
+  auto& info = result->artefact.info;
+  info["text_hash"] = hasher.hex();
+  info["text_files"] = names;
+  info["tokens_used"] = std::to_string(result->tokens_used);
+  info["tokens_asked"] = std::to_string(result->tokens_asked);
+  info["seed"] = std::to_string(options.seed);
+  info["date"] = utc_now();
+  info["model_file"] = std::filesystem::path(model_path).filename().string();
+  info["llama_cpp"] = llama_version_text();
+}
+
+double squared_norm(const float* row, int size) {
+  double sum = 0;
+  for (int i = 0; i < size; ++i) sum += static_cast<double>(row[i]) * static_cast<double>(row[i]);
+  return sum;
+}
+
+// ‖mean‖ / √E‖k − mean‖², the largest over the layer's heads. RoPE keeps norms, so E‖k‖² may come
+// from keys after it and the mean from before it.
+double mean_key_ratio(const calibrate::LayerStatistics& layer) {
+  const calibrate::LayerShape& shape = layer.shape;
+  const auto num_keys = static_cast<std::int64_t>(layer.sample.key_positions.size());
+  double largest = 0;
+  for (int head = 0; head < shape.num_kv_heads; ++head) {
+    const calibrate::HeadStatistics& statistics = layer.heads[static_cast<std::size_t>(head)];
+    if (statistics.num_tokens == 0 || num_keys == 0) continue;
+    double mean_squared = 0;
+    for (const double sum : statistics.key_mean_sum) {
+      const double mean = sum / static_cast<double>(statistics.num_tokens);
+      mean_squared += mean * mean;
+    }
+    double squared = 0;
+    for (std::int64_t key = 0; key < num_keys; ++key) {
+      squared += squared_norm(&layer.sample.keys[static_cast<std::size_t>(
+                                  (key * shape.num_kv_heads + head) * shape.head_dim_k)],
+                              shape.head_dim_k);
+    }
+    const double variance = squared / static_cast<double>(num_keys) - mean_squared;
+    if (variance > 0) largest = std::max(largest, std::sqrt(mean_squared / variance));
+  }
+  return largest;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> share_tokens(const std::vector<std::int64_t>& available,
+                                       std::int64_t wanted) {
+  // Shortest first: what it leaves of its even share is shared among those that follow.
+  std::vector<std::size_t> order(available.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return available[a] < available[b]; });
+  std::vector<std::int64_t> shares(available.size(), 0);
+  std::int64_t texts_left = static_cast<std::int64_t>(available.size());
+  for (const std::size_t text : order) {
+    shares[text] = std::min(available[text], wanted / texts_left);
+    wanted -= shares[text];
+    --texts_left;
+  }
+  return shares;
+}
+
+std::vector<std::string> large_mean_warnings(const calibrate::Statistics& statistics,
+                                             Method method) {
+  std::vector<std::string> warnings;
+  for (const auto& [index, layer] : statistics.layers) {
+    const double ratio = mean_key_ratio(layer);
+    if (ratio < kLargeMeanKey) continue;
+    char figure[32];
+    std::snprintf(figure, sizeof figure, "%.1f", ratio);
+    std::string line = "layer " + std::to_string(index) + ": the mean key is " + figure +
+                       " times the keys' deviation from it; ";
+    line += method == Method::kOscarPlus
+                ? "oscar-plus keeps it apart, other methods lose this layer's keys (use k16 there)"
+                : std::string(method_name(method)) +
+                      " keeps it in the codes, so expect poor answers; use oscar-plus or k16v2";
+    warnings.push_back(line);
+  }
+  return warnings;
+}
+
+CalibrationResult calibrate_model(Workbench* workbench, const std::vector<const TextFile*>& texts,
+                                  const CalibrationOptions& options) {
+  check_packed_cache_supports(workbench->file());
+  const Tokens tokens = gather(workbench, texts, options.num_tokens);
+  CalibrationResult result;
+  result.tokens_used = static_cast<std::int64_t>(tokens.ids.size());
+  result.tokens_asked = tokens.asked;
+  calibrate::CollectorOptions collector_options;
+  collector_options.seed = options.seed;
+  calibrate::Collector collector(collector_options);
+  run_model(workbench, tokens.ids, options, &collector);
+  result.warnings = large_mean_warnings(collector.statistics(), options.method);
+  if (options.stage) options.stage("fitting layers");
+  calibrate::FitOptions fit_options;
+  fit_options.method = options.method;
+  fit_options.num_threads = workbench->num_threads();
+  fit_options.progress = [&](int done, int total) {
+    if (options.progress) options.progress(done, total);
+    return !workbench->host().stopped();
+  };
+  result.artefact =
+      calibrate::fit(collector.statistics(), workbench->file().fingerprint, fit_options);
+  add_info(texts, options, workbench->file().path, &result);
+  return result;
+}
+
+}  // namespace oscar::eval

@@ -1,0 +1,121 @@
+#include "eval/workbench.h"
+
+#include <filesystem>
+
+#include "base/error.h"
+
+namespace oscar::eval {
+namespace {
+
+constexpr std::size_t kErrorBytes = 1024;
+
+ggml_type host_type(const std::string& name) {
+  if (name == "f16") return GGML_TYPE_F16;
+  if (name == "q8_0") return GGML_TYPE_Q8_0;
+  if (name == "q4_0") return GGML_TYPE_Q4_0;
+  throw Error(ErrorCode::kInvalidArgument,
+              "--kv " + name + ": llama.cpp's types are f16, q8_0, q4_0");
+}
+
+}  // namespace
+
+Workbench::Workbench(Host* host, const std::string& model_path, int num_threads)
+    : host_(host), file_(open_model_file(model_path)), num_threads_(num_threads) {}
+
+Model& Workbench::model(Placement placement) {
+  std::unique_ptr<Model>& model = models_[placement == Placement::kPlugin];
+  if (!model) model = std::make_unique<Model>(host_, file_, placement);
+  return *model;
+}
+
+void Workbench::check(const KvChoice& kv) const {
+  if (kv.spec.kind == KvSpec::Kind::kHostType) return;
+  check_packed_cache_supports(file_);
+  if (kv.spec.kind == KvSpec::Kind::kFile) {
+    check_fingerprint(load_artefact(kv.spec.file), file_.fingerprint);
+  }
+}
+
+void Workbench::check_context(std::int64_t num_tokens) const {
+  if (file_.context_length > 0 && num_tokens > file_.context_length) {
+    throw Error(ErrorCode::kInvalidArgument,
+                file_.path + ": a context of " + std::to_string(num_tokens) +
+                    " tokens is longer than the model's " + std::to_string(file_.context_length));
+  }
+}
+
+std::unique_ptr<Context> Workbench::open(const KvChoice& kv, std::int64_t num_tokens,
+                                         std::int64_t max_outputs) {
+  if (kv.spec.kind != KvSpec::Kind::kHostType) {
+    return open_plugin(kv.plugin_spec, num_tokens, max_outputs);
+  }
+  ContextOptions options;
+  options.num_tokens = num_tokens;
+  options.max_outputs = max_outputs;
+  options.num_threads = num_threads_;
+  options.kv_type = host_type(kv.spec.host_type);
+  options.flash_attention = kv.flash_attention;
+  return std::make_unique<Context>(&model(Placement::kHost), options);
+}
+
+std::unique_ptr<Context> Workbench::open_exact(std::int64_t num_tokens) {
+  return open_plugin("", num_tokens, 1);
+}
+
+std::unique_ptr<Context> Workbench::open_plugin(const std::string& spec, std::int64_t num_tokens,
+                                                std::int64_t max_outputs) {
+  char error[kErrorBytes] = {};
+  if (host_->plugin().configure(spec.c_str(), error, sizeof error) != 0) {
+    throw Error(ErrorCode::kInvalidArgument, error);
+  }
+  ContextOptions options;
+  options.num_tokens = num_tokens;
+  options.max_outputs = max_outputs;
+  options.num_threads = num_threads_;
+  return std::make_unique<Context>(&model(Placement::kPlugin), options);
+}
+
+KvUse Workbench::use(const Context& context, const KvChoice& kv) const {
+  if (kv.spec.kind == KvSpec::Kind::kHostType) {
+    const ggml_type type = host_type(kv.spec.host_type);
+    const double bits =
+        8.0 * static_cast<double>(ggml_type_size(type)) / static_cast<double>(ggml_blck_size(type));
+    return {kv.spec.host_type, bits, context.host_kv_bytes()};
+  }
+  ggml_plugin::Report report;
+  if (host_->plugin().report(&report) != 0) {
+    throw Error(ErrorCode::kUnsupported,
+                "--kv " + kv.label +
+                    ": the plugin reports no cache; the model's keys and values did not go to it");
+  }
+  return {report.method, report.bits_per_value, report.kv_bytes_used};
+}
+
+KvChoice choose_kv(const std::string& text) {
+  KvChoice kv;
+  kv.label = text;
+  kv.spec = parse_kv_spec(text);
+  kv.plugin_spec = text;
+  if (kv.spec.kind == KvSpec::Kind::kFile && !std::filesystem::exists(kv.spec.file)) {
+    throw Error(ErrorCode::kNotFound,
+                "--kv " + text + ": '" + kv.spec.file +
+                    "' is no file and no method; methods are f16, q8_0, q4_0, naive, quarot, "
+                    "oscar, oscar-plus");
+  }
+  return kv;
+}
+
+bool needs_calibration(const KvChoice& kv) {
+  return kv.spec.kind == KvSpec::Kind::kMethod &&
+         (kv.spec.method == Method::kOscar || kv.spec.method == Method::kOscarPlus);
+}
+
+void use_artefact(KvChoice* kv, const std::string& artefact_path) {
+  // The options stay as they were given, after the method's name.
+  const std::size_t options = kv->label.find(':');
+  kv->plugin_spec = artefact_path;
+  if (options != std::string::npos) kv->plugin_spec += kv->label.substr(options);
+  kv->spec = parse_kv_spec(kv->plugin_spec);
+}
+
+}  // namespace oscar::eval

@@ -1,0 +1,112 @@
+// oscar calibrate
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <memory>
+
+#include "artefact_report.h"
+#include "base/error.h"
+#include "commands.h"
+#include "eval/calibration_run.h"
+#include "support.h"
+
+namespace oscar::tool {
+namespace {
+
+struct CalibrateCommand {
+  CommonOptions common;
+  std::vector<std::string> texts;
+  bool sample = false;
+  std::int64_t tokens = eval::kDefaultCalibrationTokens;
+  std::string method = method_name(Method::kOscarPlus);
+  std::uint64_t seed = 1;
+  std::string output;
+};
+
+Method calibrated_method(const std::string& name) {
+  const Method method = method_from_name(name);
+  if (method == Method::kOscar || method == Method::kOscarPlus) return method;
+  throw Error(ErrorCode::kInvalidArgument, "--method " + name + " needs no calibration (use --kv " +
+                                               name + "); those that do are oscar and oscar-plus");
+}
+
+// Found out now rather than after minutes of work.
+void check_output(const std::string& path) {
+  std::error_code failure;
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  if (!folder.empty() && !std::filesystem::is_directory(folder, failure)) {
+    throw Error(ErrorCode::kNotFound, path + ": there is no folder " + folder.string());
+  }
+  if (std::filesystem::is_directory(path, failure)) {
+    throw Error(ErrorCode::kInvalidArgument, path + ": is a folder; give a file");
+  }
+}
+
+void run_calibrate(const CalibrateCommand& command) {
+  const Method method = calibrated_method(command.method);
+  check_output(command.output);
+  std::vector<std::string> paths = command.texts;
+  if (command.sample) paths.push_back(sample_text_path());
+  std::vector<std::unique_ptr<eval::TextFile>> files;
+  std::vector<const eval::TextFile*> texts;
+  for (const std::string& path : paths) {
+    files.push_back(std::make_unique<eval::TextFile>(path));
+    texts.push_back(files.back().get());
+  }
+  Session session = open_session(command.common);
+  auto progress = std::make_unique<Progress>("calibrating, tokens");
+  eval::CalibrationOptions options;
+  options.method = method;
+  options.num_tokens = command.tokens;
+  options.seed = command.seed;
+  options.progress = [&](std::int64_t done, std::int64_t total) { progress->update(done, total); };
+  options.stage = [&](const std::string& stage) {
+    progress = nullptr;
+    progress = std::make_unique<Progress>(stage);
+  };
+  const eval::CalibrationResult result =
+      eval::calibrate_model(session.workbench.get(), texts, options);
+  session.host->throw_if_stopped();
+  save_artefact(result.artefact, command.output);
+  progress->clear();
+  print_layers(result.artefact);
+  for (const std::string& warning : result.warnings) warn(warning);
+  const std::string counts =
+      std::to_string(result.tokens_used) + " of " + std::to_string(result.tokens_asked) + " tokens";
+  if (result.tokens_used < result.tokens_asked)
+    warn("the text is shorter than asked for: " + counts);
+  std::printf("wrote %s: %s, %s\n", one_line(command.output, 400).c_str(), method_name(method),
+              counts.c_str());
+  if (!command.common.json.empty()) write_json(command.common.json, artefact_json(result.artefact));
+}
+
+}  // namespace
+
+void add_calibrate(CLI::App* program) {
+  auto command = std::make_shared<CalibrateCommand>();
+  CLI::App* app = program->add_subcommand(
+      "calibrate",
+      "measure a model on a text and write the artefact that --kv takes\n"
+      "  oscar calibrate -m model.gguf -f prose.txt code.txt -o model.oscar.safetensors\n"
+      "  oscar calibrate -m model.gguf --sample -o model.oscar.safetensors");
+  add_common_options(app, &command->common);
+  CLI::Option* texts =
+      app->add_option("-f,--file", command->texts,
+                      "UTF-8 texts like those the model will see; they share the tokens evenly");
+  CLI::Option* sample = app->add_flag("--sample", command->sample, "the built-in text");
+  app->add_option("--tokens", command->tokens,
+                  "tokens to use, at least " + std::to_string(eval::kMinCalibrationTokens))
+      ->check(CLI::Range(eval::kMinCalibrationTokens, std::int64_t{1} << 24))
+      ->capture_default_str();
+  app->add_option("--method", command->method, "oscar-plus, or oscar (arXiv 2605.17757)")
+      ->capture_default_str();
+  app->add_option("--seed", command->seed, "of the rows that are sampled")->capture_default_str();
+  app->add_option("-o,--output", command->output, "the artefact, a safetensors file")->required();
+  app->callback([command, texts, sample] {
+    if (texts->count() + sample->count() == 0) {
+      throw CLI::RequiredError("one of --file and --sample");
+    }
+    run_calibrate(*command);
+  });
+}
+
+}  // namespace oscar::tool

@@ -1,0 +1,16 @@
+// One function a command: adds it to the program; what it parsed is run by the app's callback.
+#pragma once
+
+namespace CLI {
+class App;
+}
+
+namespace oscar::tool {
+
+void add_calibrate(CLI::App* program);
+void add_inspect(CLI::App* program);
+void add_run(CLI::App* program);
+void add_eval(CLI::App* program);
+void add_compare(CLI::App* program);
+
+}  // namespace oscar::tool

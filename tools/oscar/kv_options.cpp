@@ -1,0 +1,98 @@
+#include "kv_options.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <filesystem>
+
+#include "base/error.h"
+#include "eval/calibration_run.h"
+#include "eval/text.h"
+
+namespace oscar::tool {
+namespace {
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+std::filesystem::path cache_folder() {
+  const std::string own = environment("OSCAR_CACHE_DIR");
+  if (!own.empty()) return own;
+  const std::string shared = environment("XDG_CACHE_HOME");
+  if (!shared.empty()) return std::filesystem::path(shared) / "oscar-kv";
+  const std::string home = environment("HOME");
+  if (!home.empty()) return std::filesystem::path(home) / ".cache" / "oscar-kv";
+  throw Error(ErrorCode::kNotFound,
+              "no folder to keep an artefact in; set OSCAR_CACHE_DIR, or calibrate with "
+              "`oscar calibrate` and give the file to --kv");
+}
+
+bool is_usable(const std::string& path, const eval::Workbench& workbench) {
+  if (!std::filesystem::exists(path)) return false;
+  try {
+    check_fingerprint(load_artefact(path), workbench.file().fingerprint);
+    return true;
+  } catch (const Error& error) {
+    note(std::string(error.what()) + "; calibrating again");
+    return false;
+  }
+}
+
+// The path of the method's artefact for this model, made if it is not there.
+std::string kept_artefact(Method method, eval::Workbench* workbench) {
+  const std::filesystem::path folder = cache_folder() / "artefacts";
+  const std::string path = (folder / (workbench->file().fingerprint.weights_hash + "-" +
+                                      method_name(method) + ".safetensors"))
+                               .string();
+  if (is_usable(path, *workbench)) {
+    note(std::string(method_name(method)) + " uses " + path);
+    return path;
+  }
+  std::error_code failure;
+  std::filesystem::create_directories(folder, failure);
+  if (failure) {
+    throw Error(ErrorCode::kIo, folder.string() + ": cannot create: " + failure.message());
+  }
+  const eval::TextFile sample(sample_text_path());
+  Progress progress("calibrating on the built-in sample");
+  eval::CalibrationOptions options;
+  options.method = method;
+  options.progress = [&](std::int64_t done, std::int64_t total) { progress.update(done, total); };
+  const std::vector<const eval::TextFile*> texts = {&sample};
+  const eval::CalibrationResult result = eval::calibrate_model(workbench, texts, options);
+  save_artefact(result.artefact, path);
+  progress.clear();
+  note(std::string(method_name(method)) + ": calibrated on " + std::to_string(result.tokens_used) +
+       " tokens of the built-in sample, kept in " + path);
+  for (const std::string& warning : result.warnings) warn(warning);
+  return path;
+}
+
+}  // namespace
+
+void add_kv_option(CLI::App* app, std::vector<std::string>* specs) {
+  app->add_option(
+         "--kv", *specs,
+         "KV cache: f16, q8_0, q4_0 (llama.cpp's own), naive, quarot, oscar, oscar-plus, or "
+         "an artefact FILE; then ':' and options: k2v2 k3v2 … (bits 2, 3, 4, 16), sink=N "
+         "recent=N (exact tokens; 64, 256), group=N, no-hadamard, no-clip, no-mean, "
+         "unbiased, float. Repeat it to compare")
+      ->allow_extra_args(false);
+}
+
+std::vector<eval::KvChoice> choose_kvs(const std::vector<std::string>& specs,
+                                       eval::Workbench* workbench) {
+  std::vector<eval::KvChoice> choices;
+  for (const std::string& spec : specs) {
+    choices.push_back(eval::choose_kv(spec));
+    workbench->check(choices.back());
+  }
+  for (eval::KvChoice& choice : choices) {
+    if (!eval::needs_calibration(choice)) continue;
+    eval::use_artefact(&choice, kept_artefact(choice.spec.method, workbench));
+  }
+  return choices;
+}
+
+}  // namespace oscar::tool

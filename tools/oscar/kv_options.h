@@ -1,0 +1,19 @@
+// The --kv options of a command, made ready to run.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "support.h"
+
+namespace oscar::tool {
+
+void add_kv_option(CLI::App* app, std::vector<std::string>* specs);
+
+// Parses and checks all of them before anything is loaded. Methods that need an artefact and were
+// given none are calibrated on the built-in sample, once; the artefact is kept in the cache folder
+// (${OSCAR_CACHE_DIR:-${XDG_CACHE_HOME:-~/.cache}/oscar-kv}/artefacts). That is said in one line.
+std::vector<eval::KvChoice> choose_kvs(const std::vector<std::string>& specs,
+                                       eval::Workbench* workbench);
+
+}  // namespace oscar::tool

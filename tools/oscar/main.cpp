@@ -1,0 +1,77 @@
+// The program `oscar`: parse, call the library, print.
+// Exit status: 0 done, 1 an error (one line on stderr), 2 wrong usage, 130 interrupted.
+#include <ggml.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <string>
+
+#include "base/error.h"
+#include "commands.h"
+#include "support.h"
+
+namespace {
+
+constexpr int kErrorExit = 1, kUsageExit = 2, kInterruptedExit = 130;
+
+int fail(int status, const std::string& message) {
+  std::string line = message;
+  for (char& c : line) {
+    if (static_cast<unsigned char>(c) < 0x20) c = ' ';
+  }
+  std::fprintf(stderr, "error: %s\n", line.c_str());
+  return status;
+}
+
+// The last resort where ggml meets a state that it cannot return from.
+void on_ggml_abort(const char* message) {
+  ::_exit(fail(kErrorExit, std::string("llama.cpp gave up: ") + message));
+}
+
+int run(CLI::App* program, int argc, char** argv) {
+  try {
+    program->parse(argc, argv);
+  } catch (const CLI::ParseError& usage) {
+    // --help and --version come this way too.
+    if (usage.get_exit_code() == 0) return program->exit(usage);
+    return fail(kUsageExit, std::string(usage.what()) + " (see --help)");
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  oscar::tool::catch_signals();
+  ggml_set_abort_callback(on_ggml_abort);
+  CLI::App program(
+      "oscar: KV caches of 2 to 4 bits a value for llama.cpp models.\n"
+      "  oscar calibrate -m model.gguf -f text.txt -o model.oscar.safetensors\n"
+      "  oscar run -m model.gguf -p 'Why is the sky blue?' --kv model.oscar.safetensors\n"
+      "  oscar eval kl -m model.gguf -f other.txt --ctx 4096 --kv quarot --kv "
+      "model.oscar.safetensors");
+  program.require_subcommand(1);
+  program.set_version_flag("--version", [] {
+    return "oscar " OSCAR_VERSION ", llama.cpp " + oscar::eval::llama_version_text();
+  });
+  oscar::tool::add_calibrate(&program);
+  oscar::tool::add_inspect(&program);
+  oscar::tool::add_run(&program);
+  oscar::tool::add_eval(&program);
+  oscar::tool::add_compare(&program);
+  int status = kErrorExit;
+  try {
+    status = run(&program, argc, argv);
+  } catch (const oscar::Error& error) {
+    status = error.code() == oscar::ErrorCode::kInterrupted
+                 ? fail(kInterruptedExit, "interrupted; nothing was written")
+                 : fail(kErrorExit, error.what());
+  } catch (const std::exception& error) {
+    status = fail(kErrorExit, error.what());
+  }
+  if (std::fflush(stdout) != 0 && status == 0) {
+    status = fail(kErrorExit, "cannot write to standard output");
+  }
+  return status;
+}

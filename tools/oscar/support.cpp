@@ -1,0 +1,188 @@
+#include "support.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdarg>
+#include <cstdio>
+#include <filesystem>
+#include <thread>
+
+#include "base/atomic_file.h"
+#include "base/cpu_features.h"
+#include "base/error.h"
+
+namespace oscar::tool {
+namespace {
+
+constexpr int kMaxThreads = 512;
+constexpr int kInterruptedExit = 130;
+
+std::atomic<bool> stop_requested{false};
+
+// The second signal does not wait for the work to notice the first.
+void on_signal(int) {
+  if (stop_requested.exchange(true)) ::_exit(kInterruptedExit);
+}
+
+// Columns that UTF-8 text takes, near enough: its characters.
+std::size_t display_width(const std::string& text) {
+  std::size_t width = 0;
+  for (const char c : text) width += (static_cast<unsigned char>(c) & 0xc0) != 0x80;
+  return width;
+}
+
+}  // namespace
+
+const std::atomic<bool>& stop_flag() { return stop_requested; }
+
+void catch_signals() {
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+}
+
+void add_json_option(CLI::App* app, CommonOptions* options) {
+  app->add_option("--json", options->json, "also write the results to this file");
+}
+
+void add_common_options(CLI::App* app, CommonOptions* options) {
+  app->add_option("-m,--model", options->model, "the model, a GGUF file (its first shard)")
+      ->required();
+  app->add_option("-t,--threads", options->threads, "processor threads (default: all)")
+      ->check(CLI::Range(1, kMaxThreads));
+  app->add_flag("-v,--verbose", options->verbose,
+                "show llama.cpp's and the plugin's log on stderr");
+  add_json_option(app, options);
+}
+
+int num_threads(const CommonOptions& options) {
+  if (options.threads > 0) return options.threads;
+  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+}
+
+Session open_session(const CommonOptions& options) {
+  // The plugin logs to stderr by itself; refusals come back as errors, so it may be silent.
+  if (std::getenv("OSCAR_LOG") == nullptr) {
+    ::setenv("OSCAR_LOG", options.verbose ? "2" : "0", 1);
+  }
+  eval::HostOptions host_options;
+  host_options.stop = &stop_flag();
+  if (options.verbose) {
+    host_options.log = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
+  }
+  Session session;
+  session.host = std::make_unique<eval::Host>(host_options);
+  session.workbench =
+      std::make_unique<eval::Workbench>(session.host.get(), options.model, num_threads(options));
+  return session;
+}
+
+void note(const std::string& text) { std::fprintf(stderr, "note: %s\n", text.c_str()); }
+void warn(const std::string& text) { std::fprintf(stderr, "warning: %s\n", text.c_str()); }
+
+std::string format(const char* pattern, ...) {
+  va_list arguments;
+  va_start(arguments, pattern);
+  char buffer[512];
+  std::vsnprintf(buffer, sizeof buffer, pattern, arguments);
+  va_end(arguments);
+  return buffer;
+}
+
+std::string human_bytes(std::uint64_t bytes) {
+  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  while (value >= 1024 && unit + 1 < std::size(units)) {
+    value /= 1024;
+    ++unit;
+  }
+  return format(unit == 0 ? "%.0f %s" : "%.2f %s", value, units[unit]);
+}
+
+std::string one_line(const std::string& text, std::size_t max_bytes) {
+  std::string line;
+  for (const char c : text) line += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  const auto first = line.find_first_not_of(' ');
+  line.erase(0, std::min(first, line.size()));
+  line.erase(line.find_last_not_of(' ') + 1);
+  if (line.size() <= max_bytes) return line;
+  std::size_t cut = max_bytes;
+  while (cut > 0 && (static_cast<unsigned char>(line[cut]) & 0xc0) == 0x80) --cut;
+  return line.substr(0, cut) + "…";
+}
+
+void print_table(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      widths[i] = std::max(widths[i], display_width(row[i]));
+    }
+  }
+  for (const auto& row : rows) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      const std::string padding(widths[i] - display_width(row[i]), ' ');
+      line += i == 0 ? row[i] + padding : "  " + padding + row[i];
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    std::printf("%s\n", line.c_str());
+  }
+}
+
+void write_json(const std::string& path, const Json& document) {
+  // Bytes of an answer that are no UTF-8 become U+FFFD: a model may end in half a character.
+  write_file_atomically(path, document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+Json json_header(const CommonOptions& options, const eval::Workbench& workbench) {
+  Json header;
+  header["version"] = OSCAR_VERSION;
+  header["host"] = cpu_name();
+  header["threads"] = num_threads(options);
+  header["llama_cpp"] = eval::llama_version_text();
+  header["model"] = std::filesystem::path(options.model).filename().string();
+  header["model_hash"] = workbench.file().fingerprint.weights_hash;
+  return header;
+}
+
+Progress::Progress(std::string what)
+    : what_(std::move(what)),
+      terminal_(::isatty(STDERR_FILENO) != 0),
+      start_(std::chrono::steady_clock::now()),
+      last_(start_) {}
+
+Progress::~Progress() { clear(); }
+
+void Progress::update(std::int64_t done, std::int64_t total) {
+  const auto now = std::chrono::steady_clock::now();
+  if (!terminal_ || done <= 0 || now - last_ < std::chrono::milliseconds(200)) return;
+  last_ = now;
+  shown_ = true;
+  const double elapsed = std::chrono::duration<double>(now - start_).count();
+  const double left = elapsed / static_cast<double>(done) * static_cast<double>(total - done);
+  std::fprintf(stderr, "\r\033[K%s: %lld of %lld, %d:%02d left", what_.c_str(),
+               static_cast<long long>(done), static_cast<long long>(total),
+               static_cast<int>(left) / 60, static_cast<int>(left) % 60);
+}
+
+void Progress::clear() {
+  if (shown_) std::fprintf(stderr, "\r\033[K");
+  shown_ = false;
+}
+
+std::string sample_text_path() {
+  const std::string here = eval::executable_folder();
+  for (const char* path : {"../share/oscar-kv/calibration.txt", "../data/calibration.txt"}) {
+    if (std::filesystem::exists(here + path)) return here + path;
+  }
+  throw Error(ErrorCode::kNotFound, "the built-in sample lies not in " + here +
+                                        "../share/oscar-kv/calibration.txt; give a text with -f");
+}
+
+}  // namespace oscar::tool
