@@ -79,8 +79,11 @@ Artefact load_artefact(const std::string& path);
 Artefact parse_artefact(const std::uint8_t* bytes, std::uint64_t num_bytes,
                         const std::string& name);
 
-// Writes to a temporary name beside `path` and renames when whole.
+// Writes to a temporary name beside `path` and renames when whole. Refuses what loading would
+// refuse.
 void save_artefact(const Artefact& artefact, const std::string& path);
+// The bytes that save_artefact writes; `name` is what messages call them.
+std::string serialize_artefact(const Artefact& artefact, const std::string& name);
 
 // Throws Error(kMismatch) naming the first differing field, both values.
 void check_fingerprint(const Artefact& artefact, const ModelFingerprint& model);

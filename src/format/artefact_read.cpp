@@ -103,9 +103,9 @@ class TensorReader {
   void repeat(const std::string& tensor, int num_kv_heads, std::vector<float>* values) {
     const std::size_t one = values->size();
     shared_bytes_ += one * sizeof(float) * static_cast<std::uint64_t>(num_kv_heads);
-    if (shared_bytes_ > kMaxSharedBytes) {
+    if (shared_bytes_ >= kMaxSharedBytes) {
       fail("tensor " + in_quotes(tensor) + ": matrices shared by " + std::to_string(num_kv_heads) +
-           " heads take more than " + std::to_string(kMaxSharedBytes) +
+           " heads take at least " + std::to_string(kMaxSharedBytes) +
            " bytes in all; store one a head");
     }
     values->resize(one * static_cast<std::size_t>(num_kv_heads));

@@ -48,6 +48,7 @@ TEST(Artefact, SaveLoadSaveIsTheSame) {
   const TestFolder folder;
   const Artefact artefact = test_artefact();
   save_artefact(artefact, folder.file("a"));
+  EXPECT_EQ(read_text(folder.file("a")), serialize_artefact(artefact, "a"));
   const Artefact loaded = load_artefact(folder.file("a"));
   expect_equal(artefact, loaded);
   save_artefact(loaded, folder.file("b"));

@@ -10,41 +10,55 @@
 namespace oscar {
 namespace {
 
+// Views into an artefact and into what is derived from it; both must outlive it.
+struct ArtefactFile {
+  Safetensors file;
+  std::deque<std::vector<float>> derived;  // what the views point into must not move
+};
+
 TensorView view_of(const std::vector<float>& values, std::vector<std::uint64_t> shape) {
   return {DType::kF32,
           std::move(shape),
           {reinterpret_cast<const std::uint8_t*>(values.data()), values.size() * sizeof(float)}};
 }
 
-}  // namespace
-
-void save_artefact(const Artefact& artefact, const std::string& path) {
-  check_artefact(artefact, path);
-  Safetensors file;
-  file.metadata = artefact_metadata(artefact);
+ArtefactFile make_file(const Artefact& artefact, const std::string& name) {
+  check_artefact(artefact, name);
+  ArtefactFile out;
+  auto& tensors = out.file.tensors;
+  out.file.metadata = artefact_metadata(artefact);
   for (std::size_t r = 0; r < artefact.ropes.size(); ++r) {
     const std::vector<float>& inv_freq = artefact.ropes[r].inv_freq;
-    file.tensors[rope_tensor_name(r)] = view_of(inv_freq, {inv_freq.size()});
+    tensors[rope_tensor_name(r)] = view_of(inv_freq, {inv_freq.size()});
   }
-  std::deque<std::vector<float>> probes;  // what the views point into must not move
-  std::vector<float> errors;
+  std::vector<float>& errors = out.derived.emplace_back();
   for (const ArtefactLayer& layer : artefact.layers) {
     visit_layer_fields(layer, [&](const LayerField& field, const std::vector<float>& values) {
       if (values.empty()) return;
-      file.tensors[layer_tensor_name(layer.layer, field.name)] =
+      tensors[layer_tensor_name(layer.layer, field.name)] =
           view_of(values, field.shape(layer.num_kv_heads));
     });
     for (const Side side : {Side::kKey, Side::kValue}) {
       const int dim = side == Side::kKey ? layer.head_dim_k : layer.head_dim_v;
-      probes.push_back(probe_outputs(layer, side));
-      file.tensors[layer_tensor_name(layer.layer, std::string(side_name(side)) + "_probe")] =
-          view_of(probes.back(), {static_cast<std::uint64_t>(layer.num_kv_heads),
-                                  static_cast<std::uint64_t>(dim)});
+      const auto& probes = out.derived.emplace_back(probe_outputs(layer, side));
+      tensors[layer_tensor_name(layer.layer, std::string(side_name(side)) + "_probe")] = view_of(
+          probes,
+          {static_cast<std::uint64_t>(layer.num_kv_heads), static_cast<std::uint64_t>(dim)});
     }
     errors.insert(errors.end(), {layer.k_error, layer.v_error});
   }
-  file.tensors[kErrorsTensor] = view_of(errors, {artefact.layers.size(), 2});
-  write_safetensors(file, path);
+  tensors[kErrorsTensor] = view_of(errors, {artefact.layers.size(), 2});
+  return out;
+}
+
+}  // namespace
+
+void save_artefact(const Artefact& artefact, const std::string& path) {
+  write_safetensors(make_file(artefact, path).file, path);
+}
+
+std::string serialize_artefact(const Artefact& artefact, const std::string& name) {
+  return serialize_safetensors(make_file(artefact, name).file);
 }
 
 }  // namespace oscar

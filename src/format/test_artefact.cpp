@@ -2,8 +2,7 @@
 
 #include <cmath>
 #include <random>
-
-#include "base/test_files.h"
+#include <utility>
 
 namespace oscar {
 
@@ -118,17 +117,8 @@ EditableFile::EditableFile(const std::string& bytes) {
   }
 }
 
-namespace {
-
-std::string saved_bytes(const Artefact& artefact) {
-  const TestFolder folder;
-  save_artefact(artefact, folder.file("a"));
-  return read_text(folder.file("a"));
-}
-
-}  // namespace
-
-EditableFile::EditableFile(const Artefact& artefact) : EditableFile(saved_bytes(artefact)) {}
+EditableFile::EditableFile(const Artefact& artefact)
+    : EditableFile(serialize_artefact(artefact, "test artefact")) {}
 
 std::string EditableFile::bytes() const {
   Safetensors file;
