@@ -66,6 +66,11 @@ FENCES = (
         re.compile(r"^(ggml|llama|gguf)[a-z0-9-]*\.h$"),
         ("integrations/ggml", "src/eval", "tools/oscar"),
     ),
+    (
+        "the CUDA toolkit",
+        re.compile(r"^(cuda[a-z0-9_]*\.h|cuda/|cooperative_groups|cublas)"),
+        ("src/cuda",),
+    ),
     ("xxHash", re.compile(r"^xxh(ash|3)\.h$"), ("src/base",)),
 )
 
