@@ -1,76 +1,61 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "attention/attention_test_support.h"
 #include "attention/page_mask.h"
 
 namespace oscar::attention::test {
 
-std::vector<double> Layer::key_row(std::int64_t cell, int head, bool copy) const {
-  std::vector<double> row(scenario_.head_dim_k);
-  for (int d = 0; d < scenario_.head_dim_k; ++d) {
-    const std::int64_t column = std::int64_t{head} * scenario_.head_dim_k + d;
-    const std::int64_t width = std::int64_t{scenario_.num_kv_heads} * scenario_.head_dim_k;
-    row[d] = copy ? bf16_to_float(k_copies_[copy_slots_[cell] * width + column])
-                  : decoded_keys_[cell * width + column];
-  }
-  return row;
-}
-
-std::vector<double> Layer::value_row(std::int64_t cell, int head, bool copy) const {
-  std::vector<double> row(scenario_.head_dim_v);
-  for (int d = 0; d < scenario_.head_dim_v; ++d) {
-    const std::int64_t column = std::int64_t{head} * scenario_.head_dim_v + d;
-    const std::int64_t width = std::int64_t{scenario_.num_kv_heads} * scenario_.head_dim_v;
-    row[d] = copy ? bf16_to_float(v_copies_[copy_slots_[cell] * width + column])
-                  : decoded_values_[cell * width + column];
-  }
-  return row;
+// The cell as the query attends it: by its exact copy or by what its codes stand for.
+reference::Token Layer::token_of(std::int64_t cell, int head, std::int64_t query) const {
+  const Scenario& s = scenario_;
+  const std::int64_t position = cell_positions_[cell];
+  const bool copied =
+      copy_slots_[cell] >= 0 &&
+      (position < s.sink_tokens || query_positions_[query] - position < s.recent_tokens);
+  const auto row = [&](const std::vector<bf16_t>& copies, const std::vector<float>& decoded,
+                       int dim) {
+    std::vector<double> values(dim);
+    for (int d = 0; d < dim; ++d) {
+      const std::int64_t width = std::int64_t{s.num_kv_heads} * dim,
+                         column = std::int64_t{head} * dim + d;
+      values[d] = copied ? bf16_to_float(copies[copy_slots_[cell] * width + column])
+                         : decoded[cell * width + column];
+    }
+    return values;
+  };
+  reference::Token token{row(k_copies_, decoded_keys_, s.head_dim_k),
+                         row(v_copies_, decoded_values_, s.head_dim_v), position};
+  if (s.mask) token.mask = float_from_f16(mask_[query * num_kv_ + cell]);
+  return token;
 }
 
 Result Layer::reference() const {
   const Scenario& s = scenario_;
-  constexpr double kNothing = -std::numeric_limits<double>::infinity();
   Result result;
   for (std::int64_t query = 0; query < s.num_queries; ++query) {
+    std::vector<reference::Token> tokens;
     for (int head = 0; head < num_q_heads_; ++head) {
-      const float* const q = queries_.data() + (query * num_q_heads_ + head) * s.head_dim_k;
-      std::vector<double> logits(num_kv_, kNothing);
-      std::vector<char> copied(num_kv_, 0);
-      double max = s.sinks ? sinks_[head] : kNothing;
-      for (std::int64_t cell = 0; cell < num_kv_; ++cell) {
-        const std::int64_t position = cell_positions_[cell],
-                           distance = query_positions_[query] - position;
-        if (position < 0 || (s.causal && distance < 0) ||
-            (s.sliding_window > 0 && distance >= s.sliding_window))
-          continue;
-        copied[cell] =
-            copy_slots_[cell] >= 0 && (position < s.sink_tokens || distance < s.recent_tokens);
-        const std::vector<double> k = key_row(cell, head / s.group, copied[cell]);
-        double logit = params_.scale * std::inner_product(k.begin(), k.end(), q, 0.0);
-        if (s.soft_cap != 0) logit = s.soft_cap * std::tanh(logit / s.soft_cap);
-        if (s.mask) {
-          const std::uint16_t bits = mask_[query * num_kv_ + cell];
-          if (bits == 0xfc00) continue;
-          logit += double{s.slopes ? slopes_[head] : 1.0f} * float_from_f16(bits);
+      if (head % s.group == 0) {
+        tokens.clear();
+        for (std::int64_t cell = 0; cell < num_kv_; ++cell) {
+          if (cell_positions_[cell] >= 0) tokens.push_back(token_of(cell, head / s.group, query));
         }
-        logits[cell] = logit;
-        max = std::max(max, logit);
       }
-      double sum = s.sinks ? std::exp(sinks_[head] - max) : 0.0;
-      std::vector<double> out(s.head_dim_v, 0.0);
-      for (std::int64_t cell = 0; cell < num_kv_; ++cell) {
-        if (logits[cell] == kNothing) continue;
-        const double weight = std::exp(logits[cell] - max);
-        const std::vector<double> v = value_row(cell, head / s.group, copied[cell]);
-        sum += weight;
-        for (int d = 0; d < s.head_dim_v; ++d) out[d] += weight * v[d];
-      }
-      for (const double value : out)
-        result.out.push_back(sum == 0 ? 0.0f : static_cast<float>(value / sum));
-      result.lse.push_back(static_cast<float>(sum == 0 ? kNothing : max + std::log(sum)));
+      reference::AttentionOptions options;
+      options.scale = params_.scale;
+      options.soft_cap = s.soft_cap;
+      options.causal = s.causal;
+      options.window = s.sliding_window;
+      if (s.slopes) options.mask_slope = slopes_[head];
+      if (s.sinks) options.sink = sinks_[head];
+      const float* const q = queries_.data() + (query * num_q_heads_ + head) * s.head_dim_k;
+      const std::vector<double> row(q, q + s.head_dim_k);
+      const auto one =
+          reference::attend(row, query_positions_[query], tokens, s.head_dim_v, options);
+      for (const double value : one.out) result.out.push_back(static_cast<float>(value));
+      result.lse.push_back(static_cast<float>(one.lse));
     }
   }
   return result;

@@ -1,7 +1,6 @@
 #include "attention/attention_test_support.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -9,84 +8,8 @@
 #include <sstream>
 
 namespace oscar::attention::test {
-namespace {
-
-using Generator = std::mt19937_64;
-
-std::vector<float> gaussian(std::int64_t count, float deviation, Generator* generator) {
-  std::normal_distribution<float> normal(0.0f, deviation);
-  std::vector<float> values(count);
-  for (float& value : values) value = normal(*generator);
-  return values;
-}
-
-// Gram-Schmidt on Gaussian rows, in double.
-std::vector<float> random_orthogonal(int dim, Generator* generator) {
-  std::normal_distribution<double> normal;
-  std::vector<double> m(std::size_t(dim) * dim);
-  for (double& value : m) value = normal(*generator);
-  for (int i = 0; i < dim; ++i) {
-    double* const row = m.data() + i * dim;
-    for (int pass = 0; pass < 2; ++pass) {
-      for (int j = 0; j < i; ++j) {
-        const double dot = std::inner_product(row, row + dim, m.data() + j * dim, 0.0);
-        for (int d = 0; d < dim; ++d) row[d] -= dot * m[j * dim + d];
-      }
-    }
-    const double norm = std::sqrt(std::inner_product(row, row + dim, row, 0.0));
-    for (int d = 0; d < dim; ++d) row[d] /= norm;
-  }
-  return {m.begin(), m.end()};
-}
-
-std::vector<float> cyclic_shift(int dim) {
-  std::vector<float> m(std::size_t(dim) * dim);
-  for (int i = 0; i < dim; ++i) m[i * dim + (i + 1) % dim] = 1.0f;
-  return m;
-}
-
-std::vector<float> hadamard(int dim) {
-  std::vector<float> m(std::size_t(dim) * dim);
-  const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
-  for (int i = 0; i < dim; ++i) {
-    for (int j = 0; j < dim; ++j)
-      m[i * dim + j] = std::popcount(static_cast<unsigned>(i & j)) % 2 == 0 ? scale : -scale;
-  }
-  return m;
-}
-
-// diag(s)·R and the two other forms that go with it: R_K⁻ᵀ = diag(1/s)·R and R_V⁻¹ = Rᵀ·diag(1/s).
-struct Matrices {
-  std::vector<float> transform, inverse_transposed, inverse;
-};
-
-Matrices make_matrices(Transform kind, int dim, Generator* generator) {
-  switch (kind) {
-    case Transform::kIdentity: return {};
-    case Transform::kHadamard: return {hadamard(dim), {}, {}};
-    case Transform::kCyclicShift: return {cyclic_shift(dim), {}, {}};
-    case Transform::kRandomOrthogonal: return {random_orthogonal(dim, generator), {}, {}};
-    case Transform::kNonOrthogonal: break;
-  }
-  std::uniform_real_distribution<float> factor(0.5f, 2.0f);
-  Matrices m{random_orthogonal(dim, generator), {}, {}};
-  m.inverse_transposed = m.inverse = m.transform;
-  for (int i = 0; i < dim; ++i) {
-    const float s = factor(*generator);
-    for (int j = 0; j < dim; ++j) {
-      m.inverse[j * dim + i] = m.transform[i * dim + j] / s;
-      m.inverse_transposed[i * dim + j] = m.transform[i * dim + j] / s;
-    }
-    for (int j = 0; j < dim; ++j) m.transform[i * dim + j] *= s;
-  }
-  return m;
-}
-
-void append(std::vector<float>* all, const std::vector<float>& part) {
-  all->insert(all->end(), part.begin(), part.end());
-}
-
-}  // namespace
+using cache::test::gaussian;
+using cache::test::Generator;
 
 std::string Scenario::name() const {
   std::ostringstream text;
@@ -153,48 +76,17 @@ void Layer::place_tokens() {
 }
 
 void Layer::make_codec() {
-  Generator generator(scenario_.seed + 1);
   const Scenario& s = scenario_;
-  Artefact artefact;
-  artefact.k_quant = {s.k_bits, s.group_size, s.codebook, ScaleFit::kUnbiased};
-  artefact.v_quant = {s.v_bits, s.group_size, s.codebook, ScaleFit::kLeastSquares};
-  ArtefactLayer layer;
-  layer.num_kv_heads = s.num_kv_heads;
-  layer.head_dim_k = s.head_dim_k;
-  layer.head_dim_v = s.head_dim_v;
-  for (int head = 0; head < s.num_kv_heads; ++head) {
-    const Matrices k = make_matrices(s.transform, s.head_dim_k, &generator);
-    const Matrices v = make_matrices(s.transform, s.head_dim_v, &generator);
-    append(&layer.k_transform, k.transform);
-    append(&layer.k_transform_inverse_transposed, k.inverse_transposed);
-    append(&layer.v_transform, v.transform);
-    append(&layer.v_inverse, v.inverse);
-  }
-  if (s.mean != Mean::kNone) {
-    layer.k_mean = gaussian(std::int64_t{s.num_kv_heads} * s.head_dim_k, 1.5f, &generator);
-    layer.v_mean = gaussian(std::int64_t{s.num_kv_heads} * s.head_dim_v, 0.5f, &generator);
-  }
-  if (s.mean != Mean::kNone && s.mean != Mean::kStatic) {
-    RopeSpec spec;
-    spec.pairing =
-        s.mean == Mean::kInterleaved ? RopePairing::kInterleaved : RopePairing::kHalfSplit;
-    const int num_pairs = s.mean == Mean::kPartialRotation ? s.head_dim_k / 4 : s.head_dim_k / 2;
-    for (int f = 0; f < num_pairs; ++f) {
-      spec.inv_freq.push_back(
-          std::pow(10000.0f, -static_cast<float>(f) / static_cast<float>(num_pairs)));
-    }
-    spec.magnitude = s.mean == Mean::kPartialRotation ? 1.1f : 1.0f;
-    rope_ = std::make_shared<RopeTable>(spec,
-                                        static_cast<std::int32_t>(s.first_position + s.num_tokens));
-    layer.rope = 0;
-    artefact.ropes.push_back(spec);
-  }
-  for (int bits = 2; bits <= 4; ++bits) {
-    layer.k_clip[clip_index(bits)].assign(s.num_kv_heads, 0.96f);
-    layer.v_clip[clip_index(bits)].assign(s.num_kv_heads, 0.92f);
-  }
-  artefact.layers.push_back(layer);
-  codec_ = std::make_unique<cache::LayerCodec>(artefact, layer, rope_, *kernels_);
+  codec_ = std::make_unique<cache::LayerCodec>(cache::test::make_codec(
+      {.k_quant = {s.k_bits, s.group_size, s.codebook, ScaleFit::kUnbiased},
+       .v_quant = {s.v_bits, s.group_size, s.codebook, ScaleFit::kLeastSquares},
+       .transform = s.transform,
+       .mean = s.mean,
+       .num_kv_heads = s.num_kv_heads,
+       .head_dim_k = s.head_dim_k,
+       .head_dim_v = s.head_dim_v,
+       .seed = s.seed + 1},
+      static_cast<std::int32_t>(s.first_position + s.num_tokens), *kernels_));
 }
 
 void Layer::make_rows() {
@@ -208,8 +100,8 @@ void Layer::make_rows() {
       const float* const mean = codec_->key_mean(head);
       if (mean == nullptr) continue;
       std::vector<float> offset(mean, mean + s.head_dim_k);
-      if (rope_ != nullptr)
-        rope_->rotate(offset.data(), static_cast<std::int32_t>(s.first_position + token));
+      if (codec_->rope() != nullptr)
+        codec_->rope()->rotate(offset.data(), static_cast<std::int32_t>(s.first_position + token));
       float* const row = keys_.data() + (token * s.num_kv_heads + head) * s.head_dim_k;
       for (int d = 0; d < s.head_dim_k; ++d) row[d] += offset[d];
     }

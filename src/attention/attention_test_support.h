@@ -9,11 +9,13 @@
 
 #include "attention/attention.h"
 #include "base/aligned_buffer.h"
+#include "cache/test_artefact.h"
+#include "reference/attention.h"
 
 namespace oscar::attention::test {
 
-enum class Transform { kIdentity, kHadamard, kCyclicShift, kRandomOrthogonal, kNonOrthogonal };
-enum class Mean { kNone, kStatic, kHalfSplit, kInterleaved, kPartialRotation };
+using cache::test::Mean;
+using cache::test::Transform;
 
 struct Scenario {
   int k_bits = 2, v_bits = 2, group_size = 128;
@@ -64,14 +66,12 @@ class Layer {
   void make_rows();
   void store();
   void make_params();
-  std::vector<double> key_row(std::int64_t cell, int head, bool copy) const;
-  std::vector<double> value_row(std::int64_t cell, int head, bool copy) const;
+  reference::Token token_of(std::int64_t cell, int head, std::int64_t query) const;
 
   Scenario scenario_;
   const kernels::KernelSet* kernels_;
   std::int64_t num_kv_ = 0;  // cells
   int num_q_heads_ = 0;
-  std::shared_ptr<const RopeTable> rope_;
   std::unique_ptr<cache::LayerCodec> codec_;
   std::vector<float> keys_, values_, queries_;
   std::vector<std::int64_t> cell_of_token_;
