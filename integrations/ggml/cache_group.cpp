@@ -1,0 +1,252 @@
+#include "cache_group.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "layer_hash.h"
+
+namespace oscar::ggml_plugin {
+namespace {
+
+constexpr std::size_t kRegionAlignment = 4096;
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kRegionAlignment - 1) / kRegionAlignment * kRegionAlignment;
+}
+
+const ArtefactLayer* find_layer(const Artefact& artefact, int layer) {
+  for (const ArtefactLayer& candidate : artefact.layers) {
+    if (candidate.layer == layer) return &candidate;
+  }
+  throw Error(ErrorCode::kMismatch,
+              "the artefact has no layer " + std::to_string(layer) + "; calibrate on this model");
+}
+
+}  // namespace
+
+CacheGroup::CacheGroup(std::shared_ptr<const Artefact> artefact, Window window,
+                       const std::vector<CacheLayer*>& layers, RopeBook* ropes)
+    : artefact_(std::move(artefact)),
+      window_(window),
+      ropes_(ropes),
+      max_position_(kFirstMaxPosition),
+      kv_size_(layers.front()->kv_size()),
+      num_streams_(layers.front()->num_streams()),
+      pages_per_stream_((kv_size_ + kPageSize - 1) / kPageSize) {
+  for (const Side side : {Side::kKeys, Side::kValues}) {
+    row_values_[static_cast<int>(side)] = layers.front()->row_values(side);
+  }
+  for (CacheLayer* info : layers) {
+    GroupLayer layer;
+    layer.info = info;
+    layer.artefact = find_layer(*artefact_, info->layer);
+    layer.transforms_hash = hash_transforms(*artefact_, *layer.artefact);
+    if (info->num_readers > 1)
+      layer.scratch = 1 + std::count_if(layers_.begin(), layers_.end(),
+                                        [](const GroupLayer& l) { return l.scratch > 0; });
+    info->group = this;
+    info->ordinal = static_cast<int>(layers_.size());
+    layers_.push_back(std::move(layer));
+  }
+  build_codecs();
+}
+
+void CacheGroup::build_codecs() {
+  for (GroupLayer& layer : layers_) {
+    std::shared_ptr<const RopeTable> table;
+    if (layer.artefact->rope >= 0) {
+      table = ropes_->table(artefact_->ropes[layer.artefact->rope], max_position_);
+    }
+    layer.codec = std::make_unique<cache::LayerCodec>(*artefact_, *layer.artefact, std::move(table),
+                                                      kernels::selected_kernel_set());
+    layer.planes[0].layout = layer.codec->k_layout();
+    layer.planes[1].layout = layer.codec->v_layout();
+  }
+}
+
+void CacheGroup::reach_position(std::int32_t position) {
+  if (position <= max_position_) return;
+  if (position > kMaxPosition) {
+    throw Error(ErrorCode::kUnsupported, "position " + std::to_string(position) +
+                                             " is beyond the last of the cache, " +
+                                             std::to_string(kMaxPosition));
+  }
+  while (max_position_ < position) max_position_ = 2 * max_position_ + 1;
+  build_codecs();
+}
+
+std::int64_t CacheGroup::window_tokens() const {
+  const bool exact = layers_.front().exact(Side::kKeys) && layers_.front().exact(Side::kValues);
+  return exact ? 0 : std::int64_t{window_.sink_tokens} + window_.recent_tokens;
+}
+
+void CacheGroup::open(std::int64_t num_windows) {
+  const std::int64_t num_pages = pages_per_stream_ * num_streams_;
+  const std::int64_t capacity = std::min(num_rows(), num_windows * window_tokens());
+  std::int64_t num_scratch = 1;
+  for (const GroupLayer& layer : layers_) num_scratch = std::max(num_scratch, layer.scratch + 1);
+
+  std::size_t offset = 0;
+  for (int side = 0; side < 2; ++side) {
+    for (GroupLayer& layer : layers_) {
+      PlaneView& view = layer.planes[side];
+      view.head_stride_bytes = view.layout.plane_bytes();
+      view.page_stride_bytes = view.head_stride_bytes * layer.info->shape.num_kv_heads;
+      view.base = reinterpret_cast<std::uint8_t*>(offset);
+      offset += aligned(static_cast<std::size_t>(num_pages * view.page_stride_bytes));
+    }
+  }
+  std::size_t copy_offset[2];
+  for (int side = 0; side < 2; ++side) {
+    copy_offset[side] = offset;
+    const std::int64_t rows =
+        std::ssize(layers_) * capacity + (window_tokens() > 0 ? num_scratch * num_rows() : 0);
+    offset += aligned(static_cast<std::size_t>(rows * row_values_[side]) * sizeof(bf16_t));
+  }
+  memory_ = ReservedMemory(offset);
+  for (int side = 0; side < 2; ++side) {
+    for (GroupLayer& layer : layers_) {
+      layer.planes[side].base =
+          memory_.data() + reinterpret_cast<std::size_t>(layer.planes[side].base);
+    }
+    copy_base_[side] = reinterpret_cast<bf16_t*>(memory_.data() + copy_offset[side]);
+  }
+  positions_.assign(num_rows(), -1);
+  unusable_.assign(num_rows(), false);
+  copies_ = CopyTable(num_rows(), capacity, window_tokens() > 0 ? window_ : Window{});
+}
+
+bf16_t* CacheGroup::copy(const GroupLayer& layer, Side side, std::int64_t index) {
+  const int s = static_cast<int>(side);
+  return copy_base_[s] + (layer.info->ordinal * copies_.capacity() + index) * row_values_[s];
+}
+
+std::int64_t CacheGroup::scratch_index(const GroupLayer& layer, std::int64_t token) const {
+  return (std::ssize(layers_) - layer.info->ordinal) * copies_.capacity() +
+         layer.scratch * num_rows() + token;
+}
+
+void CacheGroup::begin_ubatch(const Visibility& visibility) {
+  ubatch_.open = true;
+  for (auto& written : ubatch_.written) written.assign(layers_.size(), false);
+  ubatch_.moved.assign(layers_.size(), false);
+  ubatch_.slots.clear();
+  for (std::size_t i = 0; i < ubatch_.rows.size(); ++i) {
+    const std::int64_t row = ubatch_.rows[i];
+    positions_[row] = ubatch_.positions[i];
+    ubatch_.slots.push_back(slot(row));
+    if (unusable_[row]) {
+      unusable_[row] = false;
+      --num_unusable;
+    }
+  }
+  copies_.begin(ubatch_.rows, ubatch_.positions, positions_, visibility);
+}
+
+void CacheGroup::move_rows(GroupLayer& layer) {
+  for (const CopyTable::Move& move : copies_.moves()) {
+    for (const Side side : {Side::kKeys, Side::kValues}) {
+      std::memcpy(copy(layer, side, move.slot), copy(layer, side, scratch_index(layer, move.token)),
+                  static_cast<std::size_t>(row_values_[static_cast<int>(side)]) * sizeof(bf16_t));
+    }
+  }
+  ubatch_.moved[layer.info->ordinal] = true;
+}
+
+void CacheGroup::finish_layer(GroupLayer& layer) {
+  if (layer.scratch == 0) move_rows(layer);
+}
+
+void CacheGroup::begin_shift(int ordinal) {
+  if (shifted_layers_.empty() || shifted_layers_[ordinal]) {
+    settle();
+    shifted_layers_.assign(layers_.size(), false);
+  }
+  shifted_layers_[ordinal] = true;
+}
+
+void CacheGroup::set_shifted(const std::vector<std::int64_t>& rows,
+                             const std::vector<std::int32_t>& positions) {
+  shifted_rows_ = rows;
+  shifted_positions_ = positions;
+}
+
+void CacheGroup::settle() {
+  for (std::size_t i = 0; i < shifted_rows_.size(); ++i)
+    positions_[shifted_rows_[i]] = shifted_positions_[i];
+  shifted_rows_.clear();
+  shifted_positions_.clear();
+  shifted_layers_.clear();
+  if (!ubatch_.open) return;
+  ubatch_.open = false;
+  bool complete = true;
+  for (GroupLayer& layer : layers_) {
+    const int i = layer.info->ordinal;
+    if (layer.scratch > 0 && ubatch_.written[0][i] && ubatch_.written[1][i]) move_rows(layer);
+    complete = complete && ubatch_.moved[i];
+  }
+  if (complete) {
+    copies_.commit();
+  } else {
+    copies_.abandon();
+  }
+}
+
+void CacheGroup::clear(std::uint8_t value) {
+  ubatch_ = Ubatch();
+  shifted_layers_.clear();
+  shifted_rows_.clear();
+  shifted_positions_.clear();
+  std::fill(positions_.begin(), positions_.end(), -1);
+  std::fill(unusable_.begin(), unusable_.end(), false);
+  num_unusable = 0;
+  unusable_reason_.clear();
+  copies_.clear();
+  memory_.fill(value);
+}
+
+std::uint64_t CacheGroup::plane_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const GroupLayer& layer : layers_) {
+    for (const PlaneView& view : layer.planes) {
+      bytes +=
+          static_cast<std::uint64_t>(pages_per_stream_ * num_streams_ *
+                                     layer.info->shape.num_kv_heads * view.layout.plane_bytes());
+    }
+  }
+  return bytes;
+}
+
+std::uint64_t CacheGroup::copy_bytes() const {
+  return static_cast<std::uint64_t>(copies_.capacity() * std::ssize(layers_) *
+                                    (row_values_[0] + row_values_[1])) *
+         sizeof(bf16_t);
+}
+
+std::int64_t CacheGroup::num_cells_used() const {
+  return std::count_if(positions_.begin(), positions_.end(), [](std::int32_t p) { return p >= 0; });
+}
+
+std::uint64_t CacheGroup::used_values() const {
+  return static_cast<std::uint64_t>(num_cells_used() * std::ssize(layers_) *
+                                    (row_values_[0] + row_values_[1]));
+}
+
+std::uint64_t CacheGroup::used_bytes() const {
+  std::uint64_t bytes_per_cell = 0;
+  for (const GroupLayer& layer : layers_) {
+    for (const PlaneView& view : layer.planes) {
+      bytes_per_cell += static_cast<std::uint64_t>(layer.info->shape.num_kv_heads *
+                                                   view.layout.plane_bytes() / kPageSize);
+    }
+  }
+  const std::int64_t pending = ubatch_.open ? std::ssize(copies_.moves()) : 0;
+  const std::int64_t copies = std::min(copies_.capacity(), copies_.num_used() + pending);
+  return static_cast<std::uint64_t>(num_cells_used()) * bytes_per_cell +
+         static_cast<std::uint64_t>(copies * std::ssize(layers_) *
+                                    (row_values_[0] + row_values_[1])) *
+             sizeof(bf16_t);
+}
+
+}  // namespace oscar::ggml_plugin

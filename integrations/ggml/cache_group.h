@@ -1,0 +1,140 @@
+// The cache of the layers that share their cells: packed planes, exact copies, and each cell's
+// position.
+//
+// llama.cpp row (stream·kv_size + cell) ↔ slot (page·64 + offset): a stream starts on a page.
+// Memory, one reservation:
+//
+//   K planes of all layers | V planes | K copies [layers·capacity + scratch] | V copies
+//
+// A layer's copies are `capacity` rows; behind the last layer's lies the scratch, which holds all
+// rows of the current ubatch of one layer at a time, so that every query sees the last tokens
+// exactly, also across chunk borders. A layer that several layers attend has a scratch of its own.
+// Copy index 0 is the layer's first row; scratch row i of layer l has index (layers − l)·capacity +
+// scratch·rows + i, the same for keys and values.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention/attention.h"
+#include "cache/layer_codec.h"
+#include "cache_layer.h"
+#include "copy_table.h"
+#include "reserved_memory.h"
+#include "rope_book.h"
+
+namespace oscar::ggml_plugin {
+
+struct GroupLayer {
+  CacheLayer* info = nullptr;
+  const ArtefactLayer* artefact = nullptr;
+  std::unique_ptr<cache::LayerCodec> codec;
+  PlaneView planes[2];
+  std::int64_t scratch = 0;
+  std::uint32_t transforms_hash = 0;  // of the method, the transforms and the means
+
+  const PlaneView& plane(Side side) const { return planes[static_cast<int>(side)]; }
+  bool exact(Side side) const { return plane(side).layout.quant.bits == 16; }
+  int head_dim(Side side) const { return plane(side).layout.head_dim; }
+};
+
+// The tokens that the graphs in progress write, for all layers of a group.
+struct Ubatch {
+  bool open = false;
+  std::vector<std::int64_t> rows;   // llama.cpp's row of each token
+  std::vector<std::int64_t> slots;  // page·64 + offset
+  std::vector<std::int32_t> positions;
+  std::vector<bool> written[2];  // [layers] by Side
+  std::vector<bool> moved;       // [layers] its rows lie in its copies
+};
+
+// Not thread-safe: one llama.cpp context uses it at a time.
+class CacheGroup {
+ public:
+  // The artefact, and the layers, outlive the group. Throws Error.
+  CacheGroup(std::shared_ptr<const Artefact> artefact, Window window,
+             const std::vector<CacheLayer*>& layers, RopeBook* ropes);
+
+  // Reserves the memory; copies for `num_windows` sequences. Once, before anything below.
+  void open(std::int64_t num_windows);
+  bool is_open() const { return memory_.data() != nullptr; }
+
+  const Artefact& artefact() const { return *artefact_; }
+  const Window& window() const { return window_; }
+  std::vector<GroupLayer>& layers() { return layers_; }
+  const std::vector<GroupLayer>& layers() const { return layers_; }
+  GroupLayer& layer(const CacheLayer& info) { return layers_[info.ordinal]; }
+  std::int64_t kv_size() const { return kv_size_; }
+  std::int64_t num_rows() const { return kv_size_ * num_streams_; }
+  std::int64_t first_page(std::int64_t stream) const { return stream * pages_per_stream_; }
+  std::int64_t slot(std::int64_t row) const {
+    return first_page(row / kv_size_) * kPageSize + row % kv_size_;
+  }
+
+  std::vector<std::int32_t>& positions() { return positions_; }  // [num_rows], −1: not written
+  CopyTable& copies() { return copies_; }
+  Ubatch& ubatch() { return ubatch_; }
+  // Cells of a refused state: attending one fails with unusable_reason().
+  std::vector<bool>& unusable() { return unusable_; }
+  std::string& unusable_reason() { return unusable_reason_; }
+  std::int64_t num_unusable = 0;
+  bool said_refused_state = false;  // the reason was printed
+
+  // Copy row `index` of a layer: [num_kv_heads·head_dim].
+  bf16_t* copy(const GroupLayer& layer, Side side, std::int64_t index);
+  std::int64_t scratch_index(const GroupLayer& layer, std::int64_t token) const;
+
+  // Opens a ubatch whose rows, positions are set. Ends the one before.
+  void begin_ubatch(const Visibility& visibility);
+  // The layer's rows that later queries need leave the scratch; at once, or when the ubatch ends
+  // where several layers read them.
+  void finish_layer(GroupLayer& layer);
+  // Ends the ubatch, whole or not, and gives shifted cells their new positions. Every access from
+  // outside a graph calls it first.
+  void settle();
+
+  // A context shift takes the layers one by one; cells keep their old positions until all have been
+  // moved.
+  void begin_shift(int ordinal);
+  void set_shifted(const std::vector<std::int64_t>& rows,
+                   const std::vector<std::int32_t>& positions);
+
+  // Codecs that can rotate to `position`. Throws Error(kUnsupported) beyond kMaxPosition.
+  void reach_position(std::int32_t position);
+  // Forgets every cell. `value` fills the memory.
+  void clear(std::uint8_t value);
+
+  std::uint64_t plane_bytes() const;  // of all pages
+  std::uint64_t copy_bytes() const;   // of all slots
+  std::uint64_t used_bytes() const;   // of written cells and copies in use
+  std::uint64_t used_values() const;
+  std::int64_t num_cells_used() const;
+  // Copies that a stream of the cache keeps for one sequence; 0 where both sides are exact.
+  std::int64_t window_tokens() const;
+
+ private:
+  void build_codecs();
+  void move_rows(GroupLayer& layer);
+
+  std::shared_ptr<const Artefact> artefact_;
+  Window window_;
+  RopeBook* ropes_;
+  std::int32_t max_position_;
+  std::int64_t kv_size_ = 0, num_streams_ = 0, pages_per_stream_ = 0;
+  std::vector<GroupLayer> layers_;
+  ReservedMemory memory_;
+  bf16_t* copy_base_[2] = {nullptr, nullptr};
+  std::int64_t row_values_[2] = {0, 0};
+  std::vector<std::int32_t> positions_;
+  CopyTable copies_;
+  Ubatch ubatch_;
+  std::vector<bool> shifted_layers_;
+  std::vector<std::int64_t> shifted_rows_;
+  std::vector<std::int32_t> shifted_positions_;
+  std::vector<bool> unusable_;
+  std::string unusable_reason_;
+};
+
+}  // namespace oscar::ggml_plugin

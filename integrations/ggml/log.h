@@ -1,0 +1,18 @@
+// What the plugin says, on standard error, one line each, prefixed "oscar: ".
+#pragma once
+
+#include <string>
+
+namespace oscar::ggml_plugin {
+
+// Printed when the level that OSCAR_LOG sets is at least `level`.
+void log_line(int level, const std::string& line);
+void set_log_level(int level);
+
+// Always printed, and kept for take_last_error(): the reason why something was not done.
+void log_refusal(const std::string& line);
+
+// The last refusal, "" if none since the last call. The text stays valid until the next call.
+const char* take_last_error();
+
+}  // namespace oscar::ggml_plugin
