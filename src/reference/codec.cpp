@@ -14,10 +14,6 @@ constexpr float kGaussianSteps[] = {0.9957f, 0.5860f, 0.3352f};
 
 int num_levels(int bits) { return 1 << bits; }
 
-struct GroupScale {
-  double scale, zero;
-};
-
 GroupScale affine_scale(std::span<const double> x, int bits) {
   const double min = *std::min_element(x.begin(), x.end());
   const double max = *std::max_element(x.begin(), x.end());
@@ -36,21 +32,6 @@ GroupScale symmetric_scale(std::span<const double> x, int bits) {
   const double rms = std::sqrt(sum / static_cast<double>(x.size()));
   const double zero = (num_levels(bits) - 1) / 2.0;
   return {round_to_bf16(double{kGaussianSteps[bits - 2]} * rms), zero};
-}
-
-double fitted_scale(std::span<const float> exact, std::span<const int> codes, GroupScale group,
-                    ScaleFit fit) {
-  if (fit == ScaleFit::kPlain) return group.scale;
-  double xx = 0, xd = 0, dd = 0;
-  for (std::size_t i = 0; i < exact.size(); ++i) {
-    const double decoded = group.scale * (codes[i] - group.zero);
-    xx += double{exact[i]} * exact[i];
-    xd += exact[i] * decoded;
-    dd += decoded * decoded;
-  }
-  const double factor = fit == ScaleFit::kUnbiased ? xx / xd : xd / dd;
-  if (!std::isfinite(factor) || factor <= 0) return group.scale;
-  return round_to_bf16(std::min(group.scale * factor, kLargestMagnitude));
 }
 
 int get_bits(const std::uint8_t* bytes, int first_bit, int count) {
@@ -114,15 +95,34 @@ double level(double x, double scale, double zero_point) {
   return (scale == 0 ? x : x / scale) + zero_point;
 }
 
-std::vector<int> choose_codes(std::span<const double> clipped, double scale, double zero_point,
-                              int bits) {
+GroupScale choose_scale(std::span<const double> clipped, int bits, Codebook codebook) {
+  return codebook == Codebook::kAffine ? affine_scale(clipped, bits)
+                                       : symmetric_scale(clipped, bits);
+}
+
+std::vector<int> choose_codes(std::span<const double> clipped, GroupScale group, int bits) {
   std::vector<int> codes(clipped.size());
+  const double top = num_levels(bits) - 1;
   for (std::size_t i = 0; i < clipped.size(); ++i) {
-    const double top = num_levels(bits) - 1;
     codes[i] = static_cast<int>(
-        std::nearbyint(std::clamp(level(clipped[i], scale, zero_point), 0.0, top)));
+        std::nearbyint(std::clamp(level(clipped[i], group.scale, group.zero), 0.0, top)));
   }
   return codes;
+}
+
+double fit_scale(std::span<const float> exact, std::span<const int> codes, GroupScale group,
+                 ScaleFit fit) {
+  if (fit == ScaleFit::kPlain) return group.scale;
+  double xx = 0, xd = 0, dd = 0;
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    const double decoded = group.scale * (codes[i] - group.zero);
+    xx += double{exact[i]} * exact[i];
+    xd += exact[i] * decoded;
+    dd += decoded * decoded;
+  }
+  const double factor = fit == ScaleFit::kUnbiased ? xx / xd : xd / dd;
+  if (!std::isfinite(factor) || factor <= 0) return group.scale;
+  return round_to_bf16(std::min(group.scale * factor, kLargestMagnitude));
 }
 
 Row encode(std::span<const float> row, const PlaneLayout& layout, float clip_ratio) {
@@ -132,11 +132,10 @@ Row encode(std::span<const float> row, const PlaneLayout& layout, float clip_rat
   Row result;
   for (std::size_t first = 0; first < row.size(); first += group_size) {
     const std::span<const double> x(clipped.data() + first, group_size);
-    const GroupScale group = layout.quant.codebook == Codebook::kAffine ? affine_scale(x, bits)
-                                                                        : symmetric_scale(x, bits);
-    const std::vector<int> codes = choose_codes(x, group.scale, group.zero, bits);
+    const GroupScale group = choose_scale(x, bits, layout.quant.codebook);
+    const std::vector<int> codes = choose_codes(x, group, bits);
     result.scales.push_back(
-        fitted_scale(row.subspan(first, group_size), codes, group, layout.quant.scale_fit));
+        fit_scale(row.subspan(first, group_size), codes, group, layout.quant.scale_fit));
     result.zeros.push_back(group.zero);
     result.codes.insert(result.codes.end(), codes.begin(), codes.end());
   }

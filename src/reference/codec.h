@@ -38,9 +38,15 @@ double level(double x, double scale, double zero_point);
 // The whole of one row, which must be finite.
 Row encode(std::span<const float> row, const PlaneLayout& layout, float clip_ratio);
 
-// The codes of a clipped group for given scale and zero point.
-std::vector<int> choose_codes(std::span<const double> clipped, double scale, double zero_point,
-                              int bits);
+// Its steps, for one group of clipped values. Scale and zero point hold BF16 values.
+struct GroupScale {
+  double scale, zero;
+};
+GroupScale choose_scale(std::span<const double> clipped, int bits, Codebook codebook);
+std::vector<int> choose_codes(std::span<const double> clipped, GroupScale group, int bits);
+// What ScaleFit makes of the scale; `exact` is the unclipped group.
+double fit_scale(std::span<const float> exact, std::span<const int> codes, GroupScale group,
+                 ScaleFit fit);
 
 // scale·(code − zero_point).
 std::vector<double> decode(const Row& row, const PlaneLayout& layout);

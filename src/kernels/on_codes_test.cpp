@@ -1,0 +1,166 @@
+// qk_codes and pv_codes against fp64 on the values that the codes stand for.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "kernels/kernels_test_support.h"
+#include "reference/codec.h"
+
+namespace oscar::kernels {
+namespace {
+
+// Decoded values in fp64, and for each an upper bound of the magnitudes that a kernel adds up to
+// get it: scale·(levels + |zero|).
+struct Decoded {
+  std::vector<double> values, magnitudes;  // [kPageSize][head_dim]
+};
+
+Decoded decode_page(const PlaneLayout& layout, const std::vector<std::uint8_t>& plane) {
+  Decoded page;
+  std::vector<float> exact(static_cast<std::size_t>(kPageSize * layout.head_dim));
+  if (layout.quant.bits == 16) {
+    scalar_set().decode_rows({plane.data(), exact.data(), layout.head_dim, 0, kPageSize, layout});
+    for (const float x : exact) {
+      page.values.push_back(x);
+      page.magnitudes.push_back(std::abs(x));
+    }
+    return page;
+  }
+  for (int t = 0; t < kPageSize; ++t) {
+    const reference::Row row = reference::read_row(plane.data(), layout, t);
+    for (const double x : reference::decode(row, layout)) page.values.push_back(x);
+    for (int c = 0; c < layout.head_dim; ++c) {
+      const auto group = static_cast<std::size_t>(c / layout.quant.group_size);
+      page.magnitudes.push_back(row.scales[group] *
+                                ((1 << layout.quant.bits) - 1 + std::abs(row.zeros[group])));
+    }
+  }
+  return page;
+}
+
+std::vector<PlaneLayout> layouts_for_codes(int head_dim) {
+  std::vector<PlaneLayout> layouts;
+  for (const PlaneLayout& layout : all_layouts(head_dim)) {
+    if (layout.quant.scale_fit == ScaleFit::kPlain) layouts.push_back(layout);
+  }
+  layouts.push_back({head_dim, {16, head_dim}});
+  return layouts;
+}
+
+TEST(QkCodes, MatchesFp64) {
+  std::mt19937_64 random = seeded(51);
+  for (const int head_dim : kHeadDims) {
+    for (const PlaneLayout& layout : layouts_for_codes(head_dim)) {
+      const std::vector<float> keys =
+          normal_values(static_cast<std::size_t>(kPageSize * head_dim), random);
+      std::vector<std::uint8_t> plane = make_plane(layout, 0);
+      ASSERT_TRUE(encode_tokens(scalar_set(), keys, layout, 1.0f, plane.data()));
+      const Decoded page = decode_page(layout, plane);
+      constexpr int kMaxRows = 16;
+      const int stride = head_dim + 1;
+      const std::vector<float> q =
+          normal_values(static_cast<std::size_t>(kMaxRows * stride), random);
+      for (const KernelSet* set : runnable_sets()) {
+        for (int rows = 1; rows <= kMaxRows; ++rows) {
+          const int tokens = rows % 2 == 0 ? kPageSize : 1 + (rows * 13) % 63;
+          const int logits_stride = tokens + 1;
+          std::vector<float> logits(static_cast<std::size_t>(rows * logits_stride), -9.0f);
+          set->qk_codes(
+              {q.data(), plane.data(), logits.data(), rows, tokens, stride, logits_stride, layout});
+          for (int r = 0; r < rows; ++r) {
+            for (int t = 0; t < tokens; ++t) {
+              double sum = 0, magnitude = 0;
+              for (int c = 0; c < head_dim; ++c) {
+                const double x = q[static_cast<std::size_t>(r * stride + c)];
+                const auto index = static_cast<std::size_t>(t * head_dim + c);
+                sum += x * page.values[index];
+                magnitude += std::abs(x) * page.magnitudes[index];
+              }
+              ASSERT_NEAR(logits[static_cast<std::size_t>(r * logits_stride + t)], sum,
+                          (head_dim + 4) * kEps * magnitude)
+                  << set->name << " " << describe(layout) << " rows " << rows;
+            }
+            ASSERT_EQ(logits[static_cast<std::size_t>(r * logits_stride + tokens)], -9.0f);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(PvCodes, MatchesFp64) {
+  std::mt19937_64 random = seeded(52);
+  for (const int head_dim : kHeadDims) {
+    for (const PlaneLayout& layout : layouts_for_codes(head_dim)) {
+      const std::vector<float> values =
+          normal_values(static_cast<std::size_t>(kPageSize * head_dim), random);
+      std::vector<std::uint8_t> plane = make_plane(layout, 0);
+      ASSERT_TRUE(encode_tokens(scalar_set(), values, layout, 1.0f, plane.data()));
+      const Decoded page = decode_page(layout, plane);
+      constexpr int kMaxRows = 16;
+      const int stride = head_dim + 1;
+      std::vector<float> p = normal_values(kMaxRows * (kPageSize + 1), random);
+      for (float& weight : p) weight = std::exp(weight);
+      for (const KernelSet* set : runnable_sets()) {
+        for (int rows = 1; rows <= kMaxRows; ++rows) {
+          const int tokens = rows % 2 == 0 ? kPageSize : 1 + (rows * 13) % 63;
+          std::vector<float> out(static_cast<std::size_t>(rows * stride), 2.0f);
+          set->pv_codes(
+              {p.data(), plane.data(), out.data(), rows, tokens, kPageSize + 1, stride, layout});
+          for (int r = 0; r < rows; ++r) {
+            for (int c = 0; c < stride; ++c) {
+              double sum = 2, magnitude = 2;
+              for (int t = 0; t < tokens && c < head_dim; ++t) {
+                const double weight = p[static_cast<std::size_t>(r * (kPageSize + 1) + t)];
+                const auto index = static_cast<std::size_t>(t * head_dim + c);
+                sum += weight * page.values[index];
+                magnitude += weight * page.magnitudes[index];
+              }
+              // Weight, scale and code: two more roundings than a plain sum.
+              ASSERT_NEAR(out[static_cast<std::size_t>(r * stride + c)], sum,
+                          (tokens + 4) * kEps * magnitude)
+                  << set->name << " " << describe(layout) << " rows " << rows;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// Cells past num_tokens may never have been written: whatever they hold, the results are the same,
+// bit for bit.
+TEST(OnCodes, UnwrittenTokensHaveNoEffect) {
+  std::mt19937_64 random = seeded(53);
+  for (const int head_dim : {32, 80, 128}) {
+    for (const PlaneLayout& layout : layouts_for_codes(head_dim)) {
+      for (const int tokens : {1, 15, 17, 63}) {
+        const std::vector<float> rows =
+            normal_values(static_cast<std::size_t>(tokens * head_dim), random);
+        constexpr int kRows = 5;
+        const std::vector<float> q =
+            normal_values(static_cast<std::size_t>(kRows * head_dim), random);
+        const std::vector<float> p =
+            normal_values(static_cast<std::size_t>(kRows * tokens), random);
+        for (const KernelSet* set : runnable_sets()) {
+          std::vector<float> logits[2], outs[2];
+          for (const int i : {0, 1}) {
+            std::vector<std::uint8_t> plane = make_plane(layout, i == 0 ? 0x00 : 0xff);
+            ASSERT_TRUE(encode_tokens(*set, rows, layout, 1.0f, plane.data()));
+            logits[i].assign(static_cast<std::size_t>(kRows * tokens), 0.0f);
+            outs[i].assign(static_cast<std::size_t>(kRows * head_dim), 0.0f);
+            set->qk_codes({q.data(), plane.data(), logits[i].data(), kRows, tokens, head_dim,
+                           tokens, layout});
+            set->pv_codes(
+                {p.data(), plane.data(), outs[i].data(), kRows, tokens, tokens, head_dim, layout});
+          }
+          ASSERT_EQ(logits[0], logits[1]) << set->name << " " << describe(layout);
+          ASSERT_EQ(outs[0], outs[1]) << set->name << " " << describe(layout);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace oscar::kernels
