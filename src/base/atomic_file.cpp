@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace oscar {
 namespace {
@@ -21,7 +22,7 @@ constexpr std::uint64_t kMaxWriteBytes = 1 << 30;  // Linux writes at most 2 GiB
 constexpr int kMaxNameAttempts = 1000;
 
 [[noreturn]] void fail(const std::string& path, const std::string& reason) {
-  throw Error(ErrorCode::kIo, "cannot write '" + path + "': " + reason);
+  throw Error(ErrorCode::kIo, "cannot write " + in_quotes(path) + ": " + reason);
 }
 
 std::string reason_of(int error) {
@@ -85,9 +86,9 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path), target_(path) {
   if (fd_ < 0) {
     const int code = errno;
     const bool missing = code == ENOENT || code == ENOTDIR;
-    throw Error(
-        missing ? ErrorCode::kNotFound : ErrorCode::kIo,
-        "cannot write '" + path + "': folder '" + folder.string() + "': " + reason_of(code));
+    throw Error(missing ? ErrorCode::kNotFound : ErrorCode::kIo, "cannot write " + in_quotes(path) +
+                                                                     ": folder " + folder.string() +
+                                                                     "': " + reason_of(code));
   }
   temporary_ = name;
   if (exists) ::fchmod(fd_, mode);  // open() took the umask off; a failure leaves the stricter mode

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace oscar {
 namespace {
@@ -17,7 +18,7 @@ namespace {
 [[noreturn]] void fail(const std::string& path, int error) {
   const bool missing = error == ENOENT || error == ENOTDIR;
   throw Error(missing ? ErrorCode::kNotFound : ErrorCode::kIo,
-              "cannot read '" + path + "': " + std::generic_category().message(error));
+              "cannot read " + in_quotes(path) + ": " + std::generic_category().message(error));
 }
 
 struct Descriptor {
@@ -37,7 +38,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   if (::fstat(file.fd, &status) != 0) fail(path, errno);
   if (!S_ISREG(status.st_mode)) {
     throw Error(ErrorCode::kIo,
-                "cannot read '" + path + "': it is " +
+                "cannot read " + in_quotes(path) + ": it is " +
                     (S_ISDIR(status.st_mode) ? "a directory" : "a device, pipe or socket") +
                     ", not a regular file");
   }

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace oscar {
 namespace {
@@ -45,7 +46,7 @@ class Parser {
 
  private:
   [[noreturn]] void refuse(const std::string& why) const {
-    throw Error(ErrorCode::kInvalidArgument, "--kv '" + spec_.text + "': " + why);
+    throw Error(ErrorCode::kInvalidArgument, "--kv " + in_quotes(spec_.text) + ": " + why);
   }
 
   static bool is_host_type(const std::string& name) {
@@ -85,8 +86,8 @@ class Parser {
 
   void parse_options(const std::string& list) {
     if (spec_.kind == KvSpec::Kind::kHostType) {
-      refuse("'" + spec_.host_type + "' is llama.cpp's own cache and takes no options, but '" +
-             list + "' is given");
+      refuse(in_quotes(spec_.host_type) + " is llama.cpp's own cache and takes no options, but " +
+             in_quotes(list) + " is given");
     }
     std::string::size_type begin = 0;
     while (begin <= list.size()) {
@@ -137,7 +138,7 @@ class Parser {
     if (!meant) return false;
     const auto v = option.find('v');
     if (option[0] != 'k' || v == std::string::npos || v + 1 == option.size()) {
-      refuse("option '" + option + "' gives bits of one side; give both, as in k3v2");
+      refuse("option " + in_quotes(option) + " gives bits of one side; give both, as in k3v2");
     }
     spec_.k_bits = bits(option, option.substr(1, v - 1));
     spec_.v_bits = bits(option, option.substr(v + 1));
@@ -149,7 +150,8 @@ class Parser {
     for (const int legal : kLegalBits) {
       if (digits == std::to_string(legal)) return legal;
     }
-    refuse("option '" + option + "' has '" + digits + "' bits; legal: 2, 3, 4, 16");
+    refuse("option " + in_quotes(option) + " has " + in_quotes(digits) +
+           " bits; legal: 2, 3, 4, 16");
   }
 
   int number(const std::string& option, const std::string& digits, int min, int max,
@@ -158,8 +160,8 @@ class Parser {
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
     if (error != std::errc() || end != digits.data() + digits.size() || value < min ||
         value > max || value % multiple != 0) {
-      refuse("option '" + option + "' has the value '" + digits + "'; legal: whole numbers from " +
-             std::to_string(min) + " to " + std::to_string(max) +
+      refuse("option " + in_quotes(option) + " has the value " + in_quotes(digits) +
+             "; legal: whole numbers from " + std::to_string(min) + " to " + std::to_string(max) +
              (multiple > 1 ? ", multiples of " + std::to_string(multiple) : ""));
     }
     return value;
@@ -167,12 +169,13 @@ class Parser {
 
   void once(const std::string& key, const std::string& option) {
     if (!seen_.insert(key).second) {
-      refuse("option '" + option + "' is given, but " + key + " was set before; give it once");
+      refuse("option " + in_quotes(option) + " is given, but " + key +
+             " was set before; give it once");
     }
   }
 
   [[noreturn]] void unknown(const std::string& option) const {
-    refuse("option '" + option + "' is unknown; options: " + kOptionList);
+    refuse("option " + in_quotes(option) + " is unknown; options: " + kOptionList);
   }
 
   KvSpec spec_;

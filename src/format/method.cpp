@@ -1,4 +1,5 @@
 #include "base/error.h"
+#include "base/text.h"
 #include "format/artefact.h"
 
 namespace oscar {
@@ -26,7 +27,7 @@ Method method_from_name(const std::string& name) {
     legal += method_name(method);
   }
   throw Error(ErrorCode::kInvalidArgument,
-              "method '" + name + "' is unknown; known methods: " + legal);
+              "method " + in_quotes(name) + " is unknown; known methods: " + legal);
 }
 
 }  // namespace oscar
