@@ -16,7 +16,7 @@ struct SyntheticOptions {
   std::uint64_t seed = 1;
   // Per channel: deviation of keys (before RoPE) and of queries, key offset (before RoPE).
   // Empty: 1, 1, 0. [head_dim_k], the same for every head.
-  std::vector<float> key_deviation, query_deviation, key_offset;
+  std::vector<float> key_deviation = {}, query_deviation = {}, key_offset = {};
 };
 
 // Rows [num_tokens][num_heads][head_dim]; positions 0, 1, 2, …

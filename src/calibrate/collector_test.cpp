@@ -27,10 +27,8 @@ double relative_difference(const std::vector<double>& a, const std::vector<doubl
 
 class CollectorTest : public ::testing::Test {
  protected:
-  CollectorTest() : table_(synthetic_rope(64), 4096), layer_(make_synthetic({}, &table_)) {}
-
-  RopeTable table_;
-  SyntheticLayer layer_;  // seed 1
+  inline static const RopeTable table_{synthetic_rope(64), 4096};
+  inline static const SyntheticLayer layer_ = make_synthetic({}, &table_);  // seed 1
 };
 
 // Products are summed in float over at most 256 rows, then in double: the relative error of a sum

@@ -14,6 +14,16 @@ namespace {
 // behind windows, and the windows are left out of the judgement.
 constexpr double kMinCodedShare = 0.25;
 
+// Query rows a KV head, all its query heads together: more say little more about the same keys.
+constexpr std::int64_t kMaxQueryRows = 768;
+
+void keep_evenly(std::int64_t count, std::vector<std::int64_t>* places) {
+  const auto size = static_cast<std::int64_t>(places->size());
+  if (size <= count) return;
+  for (std::int64_t i = 0; i < count; ++i) (*places)[i] = (*places)[i * size / count];
+  places->resize(static_cast<std::size_t>(count));
+}
+
 bool rows_finite(const std::vector<float>& rows, std::int64_t token, std::int64_t row_size) {
   const float* row = rows.data() + token * row_size;
   return std::all_of(row, row + row_size, [](float value) { return std::isfinite(value); });
@@ -65,6 +75,8 @@ SampleGeometry sample_geometry(int layer, const LayerStatistics& stats) {
   for (std::int64_t i = 0; i < num_queries; ++i) {
     if (rows_finite(sample.queries, i, q_size)) geometry.queries.push_back(i);
   }
+  keep_evenly(std::max<std::int64_t>(1, kMaxQueryRows * shape.num_kv_heads / shape.num_q_heads),
+              &geometry.queries);
   if (geometry.keys.empty() || geometry.queries.empty()) {
     refuse(layer, "no finite token is left in its sample; calibrate again, on another text");
   }

@@ -1,5 +1,6 @@
 #include "calibrate/layer_fit.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -41,44 +42,30 @@ void check_sums(const std::string& name, const char* what, const std::vector<dou
   }
 }
 
-// What both passes over a layer start from.
-struct LayerWork {
-  LayerWork(const LayerInput& layer_input, const Recipe& layer_recipe)
-      : input(layer_input),
-        recipe(layer_recipe),
-        geometry(sample_geometry(input.layer, *input.stats)),
-        codec(kernels::selected_kernel_set()) {}
-
-  KeyHead keys(const HeadSample& sample, int kv_head) const {
-    return key_head(*input.stats, geometry, sample, kv_head, input.rope, recipe.subtract_means,
-                    head_name(input.layer, kv_head));
-  }
-  ValueHead values(const HeadSample& sample, int kv_head) const {
-    return value_head(*input.stats, geometry, sample, kv_head, recipe.subtract_means,
-                      head_name(input.layer, kv_head));
-  }
-  PlaneLayout k_layout(int bits) const {
-    return layout(recipe.k_quant, bits, input.stats->shape.head_dim_k);
-  }
-  PlaneLayout v_layout(int bits) const {
-    return layout(recipe.v_quant, bits, input.stats->shape.head_dim_v);
-  }
-
-  const LayerInput& input;
-  const Recipe& recipe;
-  SampleGeometry geometry;
-  TrialCodec codec;
-
- private:
-  static PlaneLayout layout(QuantSpec quant, int bits, int head_dim) {
-    quant.bits = bits;
-    const PlaneLayout result{head_dim, quant};
-    result.validate();
-    return result;
-  }
+// One KV head on the way to the artefact.
+struct HeadFit {
+  HeadSample sample;
+  KeyHead keys;
+  ValueHead values;
+  std::vector<ClipFit> key_clips, value_clips;  // of each candidate, at the default bits
 };
 
+PlaneLayout layout_of(QuantSpec quant, int bits, int head_dim) {
+  quant.bits = bits;
+  const PlaneLayout layout{head_dim, quant};
+  layout.validate();
+  return layout;
+}
+
 double ratio(double part, double whole) { return whole > 0 ? part / whole : 0.0; }
+
+// Scores come from a sample: a candidate has to be this much better than the recipe's first one.
+constexpr double kMargin = 0.95;
+
+std::size_t choose(const std::vector<double>& scores) {
+  const auto lowest = std::min_element(scores.begin(), scores.end());
+  return *lowest < kMargin * scores.front() ? static_cast<std::size_t>(lowest - scores.begin()) : 0;
+}
 
 }  // namespace
 
@@ -93,8 +80,8 @@ Recipe recipe_for(Method method, const std::vector<int>& k_dims, const std::vect
       recipe.value_candidates = {ValueBasis::kRotated};
       return recipe;
     case Method::kOscarPlus:
-      recipe.key_candidates = {KeyBasis::kRotated, KeyBasis::kHadamard, KeyBasis::kSmoothed};
-      recipe.value_candidates = {ValueBasis::kRotated, ValueBasis::kHadamard};
+      recipe.key_candidates = {KeyBasis::kHadamard, KeyBasis::kRotated, KeyBasis::kSmoothed};
+      recipe.value_candidates = {ValueBasis::kHadamard, ValueBasis::kRotated};
       recipe.subtract_means = true;
       recipe.k_quant.codebook = recipe.v_quant.codebook = Codebook::kSymmetric;
       recipe.k_quant.scale_fit = ScaleFit::kUnbiased;
@@ -137,82 +124,87 @@ void check_statistics(const LayerInput& input) {
   }
 }
 
-LayerScores score_layer(const LayerInput& input, const Recipe& recipe) {
-  LayerWork work(input, recipe);
-  const PlaneLayout k_layout = work.k_layout(recipe.k_quant.bits);
-  const PlaneLayout v_layout = work.v_layout(recipe.v_quant.bits);
-  LayerScores scores;
-  scores.keys.resize(recipe.key_candidates.size());
-  scores.values.resize(recipe.value_candidates.size());
-  scores.windowed = work.geometry.windowed;
-  const int num_kv_heads = input.stats->shape.num_kv_heads;
-  double energy = 0;
-  for (int kv_head = 0; kv_head < num_kv_heads; ++kv_head) {
-    const HeadSample sample = head_sample(*input.stats, work.geometry, kv_head);
-    const KeyHead keys = work.keys(sample, kv_head);
-    for (std::size_t i = 0; i < recipe.key_candidates.size(); ++i) {
-      const KeyTransform transform = key_transform(recipe.key_candidates[i], keys);
-      const ClipFit clip = fit_key_clip(keys, transform, k_layout, &work.codec);
-      scores.keys[i] += attention_divergence(keys, transform, clip.ratio, k_layout, sample,
-                                             work.geometry, &work.codec) /
-                        num_kv_heads;
-    }
-    const ValueHead values = work.values(sample, kv_head);
-    for (std::size_t i = 0; i < recipe.value_candidates.size(); ++i) {
-      const MatrixF transform = value_transform(recipe.value_candidates[i], values);
-      const ClipFit clip = fit_value_clip(values, transform, v_layout, &work.codec);
-      scores.values[i] +=
-          output_error(values, transform, clip.ratio, v_layout, sample, work.geometry, &work.codec);
-    }
-    energy += output_energy(sample, work.geometry);
-  }
-  for (double& score : scores.values) score = ratio(score, energy);
-  return scores;
-}
-
-ArtefactLayer fit_layer(const LayerInput& input, const Recipe& recipe, KeyBasis key_basis,
-                        ValueBasis value_basis) {
-  LayerWork work(input, recipe);
+LayerFit fit_layer(const LayerInput& input, const Recipe& recipe) {
   const LayerStatistics& stats = *input.stats;
-  ArtefactLayer fitted;
-  fitted.layer = input.layer;
-  fitted.num_kv_heads = stats.shape.num_kv_heads;
-  fitted.head_dim_k = stats.shape.head_dim_k;
-  fitted.head_dim_v = stats.shape.head_dim_v;
-  fitted.rope = stats.rope;
-  double k_error = 0, k_energy = 0, v_error = 0, v_energy = 0;
-  for (int kv_head = 0; kv_head < stats.shape.num_kv_heads; ++kv_head) {
-    const HeadSample sample = head_sample(stats, work.geometry, kv_head);
-    const KeyHead keys = work.keys(sample, kv_head);
-    const KeyTransform key = key_transform(key_basis, keys);
-    const ValueHead values = work.values(sample, kv_head);
-    const MatrixF value = value_transform(value_basis, values);
-    append(key.key, &fitted.k_transform);
-    if (key_basis == KeyBasis::kSmoothed) append(key.query, &fitted.k_transform_inverse_transposed);
-    append(value, &fitted.v_transform);
-    append(keys.basis.values.cast<float>().eval(), &fitted.k_spectrum);
-    append(values.basis.values.cast<float>().eval(), &fitted.v_spectrum);
+  const LayerShape& shape = stats.shape;
+  const SampleGeometry geometry = sample_geometry(input.layer, stats);
+  TrialCodec codec(kernels::selected_kernel_set());
+  const auto k_layout = [&](int bits) { return layout_of(recipe.k_quant, bits, shape.head_dim_k); };
+  const auto v_layout = [&](int bits) { return layout_of(recipe.v_quant, bits, shape.head_dim_v); };
+
+  LayerFit fit;
+  fit.windowed = geometry.windowed;
+  fit.key_scores.resize(recipe.key_candidates.size());
+  fit.value_scores.resize(recipe.value_candidates.size());
+  std::vector<HeadFit> heads(static_cast<std::size_t>(shape.num_kv_heads));
+  double k_energy = 0, v_energy = 0, output_square = 0;
+  for (int kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
+    HeadFit& head = heads[kv_head];
+    const std::string name = head_name(input.layer, kv_head);
+    head.sample = head_sample(stats, geometry, kv_head);
+    head.keys =
+        key_head(stats, geometry, head.sample, kv_head, input.rope, recipe.subtract_means, name);
+    head.values = value_head(stats, geometry, head.sample, kv_head, recipe.subtract_means, name);
+    for (std::size_t i = 0; i < recipe.key_candidates.size(); ++i) {
+      const KeyTransform transform = key_transform(recipe.key_candidates[i], head.keys);
+      const PlaneLayout layout = k_layout(recipe.k_quant.bits);
+      head.key_clips.push_back(fit_key_clip(head.keys, transform, layout, &codec));
+      fit.key_scores[i] += attention_divergence(head.keys, transform, head.key_clips.back().ratio,
+                                                layout, head.sample, geometry, &codec) /
+                           shape.num_kv_heads;
+    }
+    for (std::size_t i = 0; i < recipe.value_candidates.size(); ++i) {
+      const MatrixF transform = value_transform(recipe.value_candidates[i], head.values);
+      head.value_clips.push_back(
+          fit_value_clip(head.values, transform, v_layout(recipe.v_quant.bits), &codec));
+      fit.value_scores[i] += head.value_clips.back().error;
+    }
+    k_energy += key_energy(head.keys);
+    v_energy += value_energy(head.values);
+    output_square += output_energy(head.sample, geometry);
+  }
+  for (double& score : fit.value_scores) score = ratio(score, v_energy);
+  fit.key_choice = choose(fit.key_scores);
+  fit.value_choice = choose(fit.value_scores);
+
+  ArtefactLayer& layer = fit.layer;
+  layer.layer = input.layer;
+  layer.num_kv_heads = shape.num_kv_heads;
+  layer.head_dim_k = shape.head_dim_k;
+  layer.head_dim_v = shape.head_dim_v;
+  layer.rope = stats.rope;
+  const KeyBasis key_basis = recipe.key_candidates[fit.key_choice];
+  const ValueBasis value_basis = recipe.value_candidates[fit.value_choice];
+  double k_error = 0, output_error_sum = 0;
+  for (const HeadFit& head : heads) {
+    const KeyTransform key = key_transform(key_basis, head.keys);
+    const MatrixF value = value_transform(value_basis, head.values);
+    const ClipFit& key_clip = head.key_clips[fit.key_choice];
+    const ClipFit& value_clip = head.value_clips[fit.value_choice];
+    append(key.key, &layer.k_transform);
+    if (key_basis == KeyBasis::kSmoothed) append(key.query, &layer.k_transform_inverse_transposed);
+    append(value, &layer.v_transform);
+    append(head.keys.basis.values.cast<float>().eval(), &layer.k_spectrum);
+    append(head.values.basis.values.cast<float>().eval(), &layer.v_spectrum);
     if (recipe.subtract_means) {
-      append(keys.mean, &fitted.k_mean);
-      append(values.mean, &fitted.v_mean);
+      append(head.keys.mean, &layer.k_mean);
+      append(head.values.mean, &layer.v_mean);
     }
     for (const int bits : kClipBits) {
-      const ClipFit k_clip = fit_key_clip(keys, key, work.k_layout(bits), &work.codec);
-      const ClipFit v_clip = fit_value_clip(values, value, work.v_layout(bits), &work.codec);
-      fitted.k_clip[clip_index(bits)].push_back(k_clip.ratio);
-      fitted.v_clip[clip_index(bits)].push_back(v_clip.ratio);
-      if (bits == recipe.k_quant.bits) k_error += k_clip.error;
-      if (bits == recipe.v_quant.bits) {
-        v_error += output_error(values, value, v_clip.ratio, work.v_layout(bits), sample,
-                                work.geometry, &work.codec);
-      }
+      const bool known_k = bits == recipe.k_quant.bits, known_v = bits == recipe.v_quant.bits;
+      layer.k_clip[clip_index(bits)].push_back(
+          known_k ? key_clip.ratio : fit_key_clip(head.keys, key, k_layout(bits), &codec).ratio);
+      layer.v_clip[clip_index(bits)].push_back(
+          known_v ? value_clip.ratio
+                  : fit_value_clip(head.values, value, v_layout(bits), &codec).ratio);
     }
-    k_energy += key_energy(keys);
-    v_energy += output_energy(sample, work.geometry);
+    k_error += key_clip.error;
+    output_error_sum += output_error(head.values, value, value_clip.ratio,
+                                     v_layout(recipe.v_quant.bits), head.sample, geometry, &codec);
   }
-  fitted.k_error = static_cast<float>(ratio(k_error, k_energy));
-  fitted.v_error = static_cast<float>(ratio(v_error, v_energy));
-  return fitted;
+  layer.k_error = static_cast<float>(ratio(k_error, k_energy));
+  layer.v_error = static_cast<float>(ratio(output_error_sum, output_square));
+  return fit;
 }
 
 }  // namespace oscar::calibrate

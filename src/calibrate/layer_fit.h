@@ -1,4 +1,4 @@
-// One layer: scores every candidate transform, then fits the chosen ones for all bits.
+// One layer: scores every candidate transform, takes the best and fits its clips for all bits.
 #pragma once
 
 #include <vector>
@@ -31,16 +31,16 @@ struct LayerInput {
 // Refuses with Error(kCorrupt) naming layer and head what is not finite, empty or contradictory.
 void check_statistics(const LayerInput& input);
 
-// Lower is better; in the order of the recipe's candidates.
-struct LayerScores {
-  std::vector<double> keys;    // attention divergence in nats, mean over the layer's query heads
-  std::vector<double> values;  // relative squared error of the attention output
-  bool windowed = true;        // the text was long enough to leave exact pairs out
+struct LayerFit {
+  ArtefactLayer layer;
+  // What each of the recipe's candidates loses here at the default bits, in their order.
+  std::vector<double> key_scores;    // attention divergence in nats, mean over the query heads
+  std::vector<double> value_scores;  // weighted squared error relative to the values' energy
+  std::size_t key_choice = 0, value_choice = 0;  // indices of the candidates taken
+  bool windowed = true;  // the text was long enough to leave pairs out that are exact at run time
 };
 
-LayerScores score_layer(const LayerInput& input, const Recipe& recipe);
-
-ArtefactLayer fit_layer(const LayerInput& input, const Recipe& recipe, KeyBasis key_basis,
-                        ValueBasis value_basis);
+// Takes the candidate that loses least; the first of the recipe's unless another is clearly better.
+LayerFit fit_layer(const LayerInput& input, const Recipe& recipe);
 
 }  // namespace oscar::calibrate

@@ -15,7 +15,7 @@ struct FitOptions {
   Method method = Method::kOscarPlus;
   int num_threads = 1;
   // Called from worker threads, one at a time; false stops with Error(kInterrupted).
-  std::function<bool(int layers_done, int num_layers)> progress;
+  std::function<bool(int layers_done, int num_layers)> progress = {};
 };
 
 // oscar: R = U·H·P per KV head from C_Q and C_S, clip fitted, affine codes (2605.17757).

@@ -36,8 +36,8 @@ ValueHead value_head(const LayerStatistics& stats, const SampleGeometry& geometr
   head.mean = (Eigen::Map<const VectorD>(sums.value_mean_sum.data(), head_dim) /
                static_cast<double>(sums.num_values))
                   .cast<float>();
-  head.stored = sample.values;
-  if (subtract_mean) head.stored.rowwise() -= head.mean.transpose();
+  head.centred = sample.values.rowwise() - head.mean.transpose();
+  head.stored = subtract_mean ? head.centred : sample.values;
   head.first_coded = first_coded_key(stats, geometry);
   // Errors of different tokens are independent, so token j's counts with Σ p_j². Half of the weight
   // is even, so that a few much-attended tokens do not decide alone.
@@ -63,6 +63,11 @@ ClipFit fit_value_clip(const ValueHead& head, const MatrixF& transform, const Pl
   codec->transform(rows, transform, &rotated);
   return fit_clip(rotated, layout, {.row_weights = &head.row_weights}, head.name + ", values",
                   codec);
+}
+
+double value_energy(const ValueHead& head) {
+  return weighted_error(head.centred.bottomRows(head.centred.rows() - head.first_coded),
+                        {.row_weights = &head.row_weights});
 }
 
 double output_error(const ValueHead& head, const MatrixF& transform, float clip_ratio,

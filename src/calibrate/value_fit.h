@@ -21,6 +21,7 @@ struct ValueHead {
   std::string name;
   Eigenbasis basis;     // of C_S
   VectorF mean;         // [head_dim]
+  MatrixF centred;      // sampled values, less the mean
   MatrixF stored;       // sampled values, less the mean where the method subtracts it
   VectorF row_weights;  // [num_keys − first_coded] what an error of a coded row weighs
   std::int64_t first_coded = 0;
@@ -36,6 +37,9 @@ MatrixF value_transform(ValueBasis basis, const ValueHead& head);
 // Fits the clip for the layout's bits; the error is the weighted squared error of the coded rows.
 ClipFit fit_value_clip(const ValueHead& head, const MatrixF& transform, const PlaneLayout& layout,
                        TrialCodec* codec);
+
+// What that error is relative to: the weighted energy of the coded rows about their mean.
+double value_energy(const ValueHead& head);
 
 // Σ ‖Σ_j p_j (v̂_j − v_j)‖² over the sampled query rows.
 double output_error(const ValueHead& head, const MatrixF& transform, float clip_ratio,
