@@ -1,0 +1,112 @@
+#include "cuda/attend.h"
+
+#include <string>
+
+#include "base/error.h"
+
+namespace oscar::cuda {
+namespace {
+
+Status cuda_failure(const AttendPlan& plan, const char* what, cudaError_t error) noexcept {
+  const AttendShape& shape = plan.shape;
+  return Status::failure(
+      Status::Code::kCudaError,
+      "%s: %s (%s; %d sequences, %d queries, %d/%d heads of %d, %d/%d bits, grid %d)",
+      kernel_name(plan.kernel), what, cudaGetErrorString(error), shape.num_seqs, shape.num_queries,
+      shape.num_q_heads, shape.num_kv_heads, shape.key.head_dim, shape.key.quant.bits,
+      shape.value.quant.bits, plan.grid);
+}
+
+AttendFunction function_of(const AttendPlan& plan) noexcept {
+  const AttendShape& shape = plan.shape;
+  if (plan.kernel == AttendKernel::kHopperDecode) {
+    return sm90::decode_function(shape.key.head_dim, shape.key.quant.bits, shape.value.quant.bits,
+                                 shape.key.quant.codebook == Codebook::kAffine,
+                                 plan.rows_per_block / 4, shape.num_seqs);
+  }
+  return sm80::attend_function(shape.key.head_dim, plan.rows_per_block);
+}
+
+}  // namespace
+
+DeviceInfo device_info(int device) {
+  const auto attribute = [device](cudaDeviceAttr name) {
+    int value = 0;
+    const cudaError_t error = cudaDeviceGetAttribute(&value, name, device);
+    if (error != cudaSuccess) {
+      throw Error(ErrorCode::kUnsupported, "CUDA device " + std::to_string(device) +
+                                               " cannot be read: " + cudaGetErrorString(error));
+    }
+    return value;
+  };
+  return {10 * attribute(cudaDevAttrComputeCapabilityMajor) +
+              attribute(cudaDevAttrComputeCapabilityMinor),
+          attribute(cudaDevAttrMultiProcessorCount),
+          attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+}
+
+Status prepare_attend(const AttendPlan& plan, void* workspace, std::size_t workspace_bytes,
+                      cudaStream_t stream) noexcept {
+  if (workspace == nullptr || workspace_bytes < plan.workspace_bytes) {
+    return Status::failure(Status::Code::kInvalidArgument,
+                           "workspace of %zu bytes is too small; needed: %zu", workspace_bytes,
+                           plan.workspace_bytes);
+  }
+  const cudaError_t error = cudaMemsetAsync(workspace, 0, plan.counter_bytes, stream);
+  if (error != cudaSuccess) return cuda_failure(plan, "zeroing the counters", error);
+  const AttendFunction function = function_of(plan);
+  if (function.function == nullptr) {
+    return Status::failure(Status::Code::kInvalidArgument, "%s is not in this build",
+                           kernel_name(plan.kernel));
+  }
+  const cudaError_t limit =
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(function.function),
+                           cudaFuncAttributeMaxDynamicSharedMemorySize, function.shared_bytes);
+  return limit == cudaSuccess ? Status{} : cuda_failure(plan, "raising the shared memory", limit);
+}
+
+Status run_attend(const AttendPlan& plan, AttendParams params, void* workspace,
+                  std::size_t workspace_bytes, cudaStream_t stream) noexcept {
+  try {
+    const std::string problem = check_params(plan, params, workspace_bytes);
+    if (!problem.empty()) {
+      return Status::failure(Status::Code::kInvalidArgument, "%s", problem.c_str());
+    }
+  } catch (...) {
+    return Status::failure(Status::Code::kInvalidArgument, "%s", "out of memory while checking");
+  }
+  if (reinterpret_cast<std::uintptr_t>(workspace) % 256 != 0) {
+    return Status::failure(Status::Code::kInvalidArgument, "%s",
+                           "workspace must be 256-byte aligned");
+  }
+  const AttendFunction function = function_of(plan);
+  if (function.function == nullptr) {
+    return Status::failure(Status::Code::kInvalidArgument, "%s is not in this build",
+                           kernel_name(plan.kernel));
+  }
+  const bool overlaps = params.overlap_previous && plan.kernel == AttendKernel::kHopperDecode;
+  params.overlap_previous = overlaps;
+  params.num_splits = plan.num_splits;
+  params.num_row_blocks = plan.num_row_blocks;
+  params.counters = static_cast<std::int32_t*>(workspace) + 1;
+  params.faults = static_cast<std::int32_t*>(workspace);
+  params.partials =
+      reinterpret_cast<float*>(static_cast<std::uint8_t*>(workspace) + plan.counter_bytes);
+
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(plan.grid));
+  config.blockDim = dim3(static_cast<unsigned>(function.threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(function.shared_bytes);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = overlaps ? 1 : 0;
+  void* arguments[] = {&params};
+  const cudaError_t error =
+      cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(function.function), arguments);
+  return error == cudaSuccess ? Status{} : cuda_failure(plan, "launch", error);
+}
+
+}  // namespace oscar::cuda

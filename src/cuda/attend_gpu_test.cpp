@@ -1,0 +1,288 @@
+// Attention kernels against fp64. Needs a GPU; skipped, and said so, without one.
+//
+// Tolerance 4e-3 in the norm: BF16 outputs cost 2^−9/√3 ≈ 1.1e-3 to 1.7e-3 alone; 16-bit integer
+// queries and float16 (Hopper) or BF16 (generic) weights and values the rest.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "cuda/testing/random_case.h"
+#include "cuda/testing/reference.h"
+
+namespace oscar::cuda {
+namespace {
+
+using testing::CaseSpec;
+using testing::DeviceBuffer;
+using testing::RandomCase;
+
+constexpr double kTolerance = 4e-3;
+constexpr double kLseTolerance = 1e-2;  // natural log units at logits of a few tens
+
+class AttendGpu : public ::testing::TestWithParam<AttendKernel> {
+ protected:
+  void SetUp() override {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no CUDA device";
+    device_ = device_info(0);
+    if (GetParam() == AttendKernel::kHopperDecode && device_.compute_capability / 10 != 9) {
+      GTEST_SKIP() << "no Hopper card";
+    }
+  }
+
+  struct Launch {
+    AttendPlan plan;
+    DeviceBuffer<std::uint8_t> workspace;
+  };
+  Launch prepare(const RandomCase& random_case) const {
+    Launch launch{plan_attend(random_case.spec().shape(), device_, GetParam()), {}};
+    launch.workspace = DeviceBuffer<std::uint8_t>(launch.plan.workspace_bytes);
+    launch.workspace.fill(0xff);
+    const Status status =
+        prepare_attend(launch.plan, launch.workspace.data(), launch.workspace.size(), nullptr);
+    EXPECT_TRUE(status.ok()) << status.message;
+    return launch;
+  }
+  void run(const Launch& launch, const RandomCase& random_case, cudaStream_t stream) const {
+    const Status status = run_attend(launch.plan, random_case.params(), launch.workspace.data(),
+                                     launch.workspace.size(), stream);
+    EXPECT_TRUE(status.ok()) << status.message;
+  }
+  // Returns the error of the outputs, and records it for the summary line.
+  double expect_close(const RandomCase& random_case) {
+    testing::check(cudaDeviceSynchronize(), "kernel");
+    const testing::ReferenceResult truth =
+        testing::reference_attend(random_case.params(), random_case.spec().shape().max_seq_len);
+    const double error = testing::relative_error(random_case.out(), truth.out);
+    EXPECT_LE(error, kTolerance) << random_case.spec().name();
+    EXPECT_FALSE(std::isnan(error)) << random_case.spec().name();
+    const std::vector<float> lse = random_case.lse();
+    for (std::size_t i = 0; i < lse.size(); ++i) {
+      if (std::isinf(truth.lse[i])) {
+        EXPECT_EQ(lse[i], truth.lse[i]) << random_case.spec().name();
+      } else {
+        EXPECT_NEAR(lse[i], truth.lse[i], kLseTolerance) << random_case.spec().name();
+      }
+      if (HasFailure()) break;
+    }
+    worst_ = std::fmax(worst_, error);
+    return error;
+  }
+  void expect_right(const CaseSpec& spec) {
+    RandomCase random_case(spec);
+    const Launch launch = prepare(random_case);
+    random_case.poison_results();
+    run(launch, random_case, nullptr);
+    expect_close(random_case);
+    // A second launch on the workspace as the first left it.
+    const std::vector<float> first = random_case.out();
+    random_case.poison_results();
+    run(launch, random_case, nullptr);
+    testing::check(cudaDeviceSynchronize(), "second launch");
+    EXPECT_EQ(random_case.out(), first) << spec.name();
+  }
+  void TearDown() override {
+    if (worst_ > 0) std::printf("    worst relative error %.2e\n", worst_);
+  }
+
+  DeviceInfo device_;
+  double worst_ = 0;
+};
+
+TEST_P(AttendGpu, EveryShapeAndLength) {
+  struct Bits {
+    int key, value;
+  };
+  unsigned seed = 1;
+  for (const int head_dim : {64, 128, 256}) {
+    for (const Bits bits : {Bits{2, 2}, Bits{3, 2}, Bits{4, 2}, Bits{4, 4}}) {
+      for (const Codebook codebook : {Codebook::kAffine, Codebook::kSymmetric}) {
+        for (const int ratio : {1, 4, 5, 8, 16}) {
+          CaseSpec spec;
+          spec.lengths = {0, 1, 63, 64, 65, 200, 1000};
+          spec.head_dim = head_dim;
+          spec.key_bits = bits.key;
+          spec.value_bits = bits.value;
+          spec.codebook = codebook;
+          spec.num_kv_heads = 2;
+          spec.num_q_heads = 2 * ratio;
+          spec.seed = ++seed;
+          expect_right(spec);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(AttendGpu, OneGroupOfTheWholeHead) {
+  CaseSpec spec;
+  spec.head_dim = spec.group_size = 256;
+  spec.lengths = {700, 65};
+  expect_right(spec);
+  spec.codebook = Codebook::kSymmetric;
+  spec.key_bits = 3;
+  expect_right(spec);
+}
+
+TEST_P(AttendGpu, WindowEdges) {
+  unsigned seed = 100;
+  for (const int head_dim : {64, 128, 256}) {
+    for (const int ratio : {1, 4, 8}) {
+      CaseSpec spec;
+      spec.head_dim = head_dim;
+      spec.num_q_heads = 2 * ratio;
+      spec.has_copies = true;
+      spec.sink_tokens = 64;
+      spec.recent_tokens = 256;
+      spec.lengths = {1, 64, 65, 255, 256, 257, 319, 320, 321, 383, 384, 385, 700, 0};
+      spec.seed = ++seed;
+      expect_right(spec);
+      spec.sink_tokens = 5;
+      spec.recent_tokens = 37;
+      expect_right(spec);
+      spec.sink_tokens = 0;
+      expect_right(spec);
+      spec.sink_tokens = 70;
+      spec.recent_tokens = 0;
+      expect_right(spec);
+    }
+  }
+}
+
+TEST_P(AttendGpu, SeveralQueryTokens) {
+  unsigned seed = 200;
+  for (const int num_queries : {1, 2, 3, 5, 8}) {
+    for (const bool has_copies : {false, true}) {
+      CaseSpec spec;
+      spec.num_queries = num_queries;
+      spec.has_copies = has_copies;
+      spec.sink_tokens = has_copies ? 16 : 0;
+      spec.recent_tokens = has_copies ? 64 : 0;
+      spec.lengths = {num_queries, num_queries + 1, 64, 66, 80, 300, 3};
+      spec.num_q_heads = 6;
+      spec.seed = ++seed;
+      expect_right(spec);
+    }
+  }
+}
+
+TEST_P(AttendGpu, MasksCapsAndSinks) {
+  unsigned seed = 300;
+  for (const std::int32_t window : {0, 1, 64, 100, 512}) {
+    for (const float cap : {0.0f, 20.0f}) {
+      for (const bool has_sinks : {false, true}) {
+        CaseSpec spec;
+        spec.sliding_window = window;
+        spec.soft_cap = cap;
+        spec.has_sinks = has_sinks;
+        spec.has_copies = seed % 2 == 0;
+        spec.sink_tokens = spec.has_copies ? 64 : 0;
+        spec.recent_tokens = spec.has_copies ? 128 : 0;
+        spec.lengths = {0, 1, 130, 600, 601, 1111};
+        spec.seed = ++seed;
+        expect_right(spec);
+      }
+    }
+  }
+}
+
+TEST_P(AttendGpu, SharpAndScaledValues) {
+  for (const float spread : {0.1f, 8.0f}) {
+    for (const float value_scale : {1e-4f, 1.0f, 300.0f}) {
+      CaseSpec spec;
+      spec.query_spread = spread;
+      spec.value_scale = value_scale;
+      spec.lengths = {4001, 700};
+      spec.has_copies = true;
+      spec.sink_tokens = 16;
+      spec.recent_tokens = 32;
+      expect_right(spec);
+    }
+  }
+}
+
+TEST_P(AttendGpu, ManySequencesAndOneLong) {
+  CaseSpec spec;
+  spec.num_kv_heads = 1;
+  spec.num_q_heads = 4;
+  spec.lengths.assign(300, 0);
+  for (std::size_t i = 0; i < spec.lengths.size(); ++i) {
+    spec.lengths[i] = static_cast<std::int32_t>((i * 37) % 400);
+  }
+  expect_right(spec);
+  spec.lengths = {131072};
+  expect_right(spec);
+}
+
+TEST_P(AttendGpu, AGraphServesOtherLengthsAndTables) {
+  CaseSpec spec;
+  spec.lengths = {500, 900, 128, 1000};
+  spec.has_copies = true;
+  spec.sink_tokens = 32;
+  spec.recent_tokens = 64;
+  RandomCase random_case(spec);
+  const Launch launch = prepare(random_case);
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  testing::check(cudaStreamCreate(&stream), "stream");
+  testing::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+  run(launch, random_case, stream);
+  testing::check(cudaStreamEndCapture(stream, &graph), "end capture");
+  testing::check(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+  unsigned seed = 40;
+  for (const std::vector<std::int32_t>& lengths :
+       {std::vector<std::int32_t>{500, 900, 128, 1000}, {1, 0, 1000, 64}, {999, 65, 97, 500}}) {
+    random_case.shuffle(lengths, ++seed);
+    random_case.poison_results();
+    testing::check(cudaGraphLaunch(executable, stream), "replay");
+    testing::check(cudaStreamSynchronize(stream), "replay");
+    expect_close(random_case);
+  }
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+// One token takes half of the weight and all others share the rest evenly, each below 1e-5 of the
+// total.
+TEST_P(AttendGpu, SmallWeightsAreNotLost) {
+  CaseSpec spec;
+  spec.num_kv_heads = 1;
+  spec.num_q_heads = 4;
+  spec.codebook = Codebook::kSymmetric;
+  spec.lengths = {131072};
+  spec.query_spread = 6.0f;  // logits of a deviation of about 6: most tokens weigh below 1e-6
+  expect_right(spec);
+}
+
+TEST_P(AttendGpu, RefusesBadParams) {
+  CaseSpec spec;
+  RandomCase random_case(spec);
+  const Launch launch = prepare(random_case);
+  const auto refusal = [&](AttendParams params, std::size_t bytes) {
+    return std::string(
+        run_attend(launch.plan, params, launch.workspace.data(), bytes, nullptr).message);
+  };
+  const std::size_t bytes = launch.workspace.size();
+  AttendParams params = random_case.params();
+  EXPECT_NE(refusal(params, bytes - 1), "");
+  params.pages += 8;
+  EXPECT_NE(refusal(params, bytes).find("16"), std::string::npos);
+  params = random_case.params();
+  params.num_q_heads = 6;
+  EXPECT_NE(refusal(params, bytes).find("num_q_heads 6"), std::string::npos);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, AttendGpu,
+                         ::testing::Values(AttendKernel::kHopperDecode, AttendKernel::kGeneric),
+                         [](const auto& kernel) {
+                           return kernel.param == AttendKernel::kGeneric ? "Generic" : "Hopper";
+                         });
+
+}  // namespace
+}  // namespace oscar::cuda

@@ -1,0 +1,126 @@
+#include "cuda/device_layout.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace oscar::cuda {
+namespace {
+
+std::vector<PlaneLayout> all_layouts() {
+  std::vector<PlaneLayout> layouts;
+  for (const int head_dim : {32, 64, 80, 96, 128, 256}) {
+    for (const int bits : {2, 3, 4}) {
+      for (const Codebook codebook : {Codebook::kAffine, Codebook::kSymmetric}) {
+        layouts.push_back({head_dim, {bits, head_dim, codebook}});
+        layouts.push_back({head_dim, {bits, 16, codebook}});
+      }
+    }
+  }
+  return layouts;
+}
+
+std::string name_of(const PlaneLayout& layout, Side side) {
+  return std::string(side == Side::kKey ? "key" : "value") + " d" +
+         std::to_string(layout.head_dim) + " bits " + std::to_string(layout.quant.bits) +
+         " group " + std::to_string(layout.quant.group_size);
+}
+
+// Every bit of the plane belongs to exactly one code bit or metadata bit.
+void expect_bijection(const PlaneLayout& layout, Side side) {
+  const DevicePlane plane = device_plane(layout, side);
+  ASSERT_EQ(plane.plane_bytes(), layout.plane_bytes());
+  std::vector<int> uses(static_cast<std::size_t>(plane.plane_bytes()) * 8);
+  const auto use = [&](int byte, int first_bit, int num_bits) {
+    for (int bit = first_bit; bit < first_bit + num_bits; ++bit) ++uses.at(byte * 8 + bit);
+  };
+  for (int token = 0; token < kPageTokens; ++token) {
+    for (int channel = 0; channel < plane.head_dim; ++channel) {
+      const CodePlace low = plane.low(token, channel);
+      use(low.byte, low.shift, plane.low_bits());
+      if (plane.bits != 3) continue;
+      const CodePlace high = plane.high(token, channel);
+      use(high.byte, high.shift, 1);
+    }
+    for (int group = 0; group < plane.num_groups(); ++group) {
+      use(plane.scale_offset(group, token), 0, 16);
+      if (plane.affine) use(plane.zero_offset(group, token), 0, 16);
+    }
+  }
+  for (std::size_t bit = 0; bit < uses.size(); ++bit) ASSERT_EQ(uses[bit], 1) << "bit " << bit;
+}
+
+// Kernels compose byte k of a token from the channels first_channel(k), + stride, …
+void expect_bytes_of_one_token(const PlaneLayout& layout, Side side) {
+  const DevicePlane plane = device_plane(layout, side);
+  for (int token = 0; token < kPageTokens; ++token) {
+    for (int k = 0; k < plane.low_bytes_per_token(); ++k) {
+      const int first = plane.first_channel(k, plane.low_stride(), plane.codes_per_byte());
+      const CodePlace start = plane.low(token, first);
+      for (int i = 0; i < plane.codes_per_byte(); ++i) {
+        const CodePlace place = plane.low(token, first + i * plane.low_stride());
+        ASSERT_EQ(place.byte, start.byte);
+        ASSERT_EQ(place.shift, i * plane.low_bits());
+      }
+    }
+    for (int k = 0; k < plane.high_bytes_per_token(); ++k) {
+      const int first = plane.first_channel(k, plane.high_stride(), 8);
+      const CodePlace start = plane.high(token, first);
+      for (int i = 0; i < 8; ++i) {
+        const CodePlace place = plane.high(token, first + i * plane.high_stride());
+        ASSERT_EQ(place.byte, start.byte);
+        ASSERT_EQ(place.shift, i);
+      }
+    }
+  }
+}
+
+TEST(DeviceLayout, IsABijectionOfTheLogicalPlane) {
+  for (const PlaneLayout& layout : all_layouts()) {
+    for (const Side side : {Side::kKey, Side::kValue}) {
+      SCOPED_TRACE(name_of(layout, side));
+      expect_bijection(layout, side);
+      expect_bytes_of_one_token(layout, side);
+    }
+  }
+}
+
+TEST(DeviceLayout, LogicalOrderComesBack) {
+  std::mt19937 random(7);
+  for (const PlaneLayout& layout : all_layouts()) {
+    for (const Side side : {Side::kKey, Side::kValue}) {
+      SCOPED_TRACE(name_of(layout, side));
+      std::vector<std::uint8_t> logical(layout.plane_bytes());
+      for (std::uint8_t& byte : logical) byte = static_cast<std::uint8_t>(random());
+      std::vector<std::uint8_t> device(logical.size(), 0xee), back(logical.size(), 0xee);
+      to_device_order(layout, side, logical.data(), device.data());
+      to_logical_order(layout, side, device.data(), back.data());
+      EXPECT_EQ(back, logical);
+      const DevicePlane plane = device_plane(layout, side);
+      EXPECT_EQ(device == logical, !plane.permuted);
+    }
+  }
+}
+
+TEST(DeviceLayout, FastShapesArePermuted) {
+  for (const int head_dim : {64, 128, 256}) {
+    for (const int bits : {2, 3, 4}) {
+      const PlaneLayout layout{head_dim, {bits, 64, Codebook::kAffine}};
+      EXPECT_TRUE(device_plane(layout, Side::kKey).permuted);
+      EXPECT_EQ(device_plane(layout, Side::kValue).permuted, bits != 3);
+    }
+  }
+  EXPECT_FALSE(device_plane({96, {2, 96}}, Side::kKey).permuted);
+}
+
+TEST(DeviceLayout, RefusesExactSides) {
+  EXPECT_THROW(device_plane({64, {16, 64}}, Side::kKey), Error);
+}
+
+}  // namespace
+}  // namespace oscar::cuda

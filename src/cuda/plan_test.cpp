@@ -1,0 +1,115 @@
+#include "cuda/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "base/error.h"
+#include "cuda/attend_units.h"
+
+namespace oscar::cuda {
+namespace {
+
+constexpr DeviceInfo kH200{90, 132, 232448};
+constexpr DeviceInfo kA100{80, 108, 166912};
+
+AttendShape decode_shape(int batch, std::int64_t length) {
+  AttendShape shape;
+  shape.num_seqs = batch;
+  shape.num_q_heads = 32;
+  shape.num_kv_heads = 8;
+  shape.key = shape.value = {128, {2, 128}};
+  shape.max_seq_len = length;
+  return shape;
+}
+
+std::string refusal_of(const AttendShape& shape, const DeviceInfo& device) {
+  try {
+    plan_attend(shape, device);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(AttendPlan, SplitsFewItemsAndSharesMany) {
+  const AttendPlan one = plan_attend(decode_shape(1, 30000), kH200);
+  EXPECT_EQ(one.kernel, AttendKernel::kHopperDecode);
+  EXPECT_EQ(one.num_splits, 16);
+  EXPECT_EQ(one.grid, 128);
+  const AttendPlan many = plan_attend(decode_shape(32, 30000), kH200);
+  EXPECT_EQ(many.num_splits, 0);
+  EXPECT_EQ(many.grid, 132);
+  const AttendPlan tiny = plan_attend(decode_shape(1, 64), kH200);
+  EXPECT_EQ(tiny.grid, 8);
+}
+
+TEST(AttendPlan, SaysWhyTheFastKernelDoesNotServe) {
+  EXPECT_EQ(plan_attend(decode_shape(1, 100), kH200).reason, "");
+  const AttendPlan ampere = plan_attend(decode_shape(1, 100), kA100);
+  EXPECT_EQ(ampere.kernel, AttendKernel::kGeneric);
+  EXPECT_NE(ampere.reason.find("Hopper"), std::string::npos);
+  AttendShape shape = decode_shape(1, 100);
+  shape.key.head_dim = shape.value.head_dim = 96;
+  shape.key.quant.group_size = shape.value.quant.group_size = 96;
+  EXPECT_NE(plan_attend(shape, kH200).reason.find("96"), std::string::npos);
+  EXPECT_THROW(plan_attend(shape, kH200, AttendKernel::kHopperDecode), Error);
+}
+
+TEST(AttendPlan, RefusesWithTheValue) {
+  AttendShape shape = decode_shape(1, 100);
+  EXPECT_NE(refusal_of(shape, {75, 40, 65536}).find("7.5"), std::string::npos);
+  shape.num_q_heads = 33;
+  EXPECT_NE(refusal_of(shape, kH200).find("33"), std::string::npos);
+  shape = decode_shape(1, -5);
+  EXPECT_NE(refusal_of(shape, kH200).find("-5"), std::string::npos);
+  shape = decode_shape(1, 100);
+  shape.num_q_heads = 8 * 17;
+  EXPECT_NE(refusal_of(shape, kH200).find("136"), std::string::npos);
+  shape = decode_shape(1, 100);
+  shape.value.head_dim = 64;
+  EXPECT_NE(refusal_of(shape, kH200), "");
+  shape = decode_shape(1024, 1 << 26);
+  EXPECT_NE(refusal_of(shape, kH200).find("2^31"), std::string::npos);
+}
+
+// Every (query, token) pair is covered by exactly one kind, and by units of that kind.
+TEST(SequenceUnits, CoverWhatEveryQueryReads) {
+  for (const int num_queries : {1, 3, 8}) {
+    for (const int sinks : {0, 5, 64}) {
+      for (const int recent : {0, 1, 37, 64}) {
+        for (const int sliding : {0, 1, 70}) {
+          const WindowRules rules{num_queries, sinks, recent, sliding};
+          for (int length = 0; length <= 200; ++length) {
+            const SequenceUnits units = sequence_units(rules, true, length);
+            std::vector<bool> coded(300), exact(300);
+            for (int u = 0; u < units.num_coded; ++u) {
+              for (int i = 0; i < kPageTokens; ++i) {
+                coded.at((units.first_page + u) * kPageTokens + i) = true;
+              }
+            }
+            for (int u = 0; u < units.num_sink + units.num_recent; ++u) {
+              for (int i = 0; i < kExactUnit; ++i) {
+                const int token = units.exact_begin(u) + i;
+                if ((u < units.num_sink) == (token < sinks)) exact.at(token) = true;
+              }
+            }
+            for (int query = 0; query < num_queries; ++query) {
+              const int position = length - num_queries + query;
+              for (int token = window_begin(rules, position); token <= position; ++token) {
+                const bool is_exact = reads_exact(rules, position, token);
+                ASSERT_NE(is_exact, coded_tokens(rules, true, position).contains(token))
+                    << length << " " << position << " " << token;
+                ASSERT_TRUE(is_exact ? exact.at(token) : coded.at(token))
+                    << length << " " << position << " " << token;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace oscar::cuda

@@ -1,0 +1,37 @@
+// Scalar and conversion instructions, one wrapper each.
+#pragma once
+
+#include <cstdint>
+
+namespace oscar::cuda::ptx {
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Two floats to two halves, `low` in the low bits.
+__device__ __forceinline__ uint32_t pack_f16(float low, float high) {
+  uint32_t d;
+  asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  uint32_t d;
+  asm("cvt.rn.bf16x2.f32 %0,%1,%2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+
+// The two BF16 of a word as floats.
+__device__ __forceinline__ float low_bf16(uint32_t x) { return __uint_as_float(x << 16); }
+__device__ __forceinline__ float high_bf16(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
+
+}  // namespace oscar::cuda::ptx

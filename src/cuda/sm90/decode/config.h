@@ -1,0 +1,92 @@
+// Compile-time shape of the Hopper decode kernel: how codes become matrix operands.
+#pragma once
+
+#include "cuda/attend_params.h"
+#include "cuda/attend_units.h"
+
+namespace oscar::cuda::sm90 {
+
+// Weights are kept below 2^kWeightLimit and start at 2^kWeightTarget relative to the largest: a
+// weight is lost only below 2^−32 of it.
+inline constexpr float kWeightTarget = 8.0f;
+inline constexpr float kWeightLimit = 14.0f;
+inline constexpr float kWeightCeiling = 16384.0f;  // 2^kWeightLimit
+inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr float kMasked = -1e30f;
+inline constexpr int kScheduleBytes = 96;
+
+// kHeadTiles: query rows of a block / 4. A tile's 8 columns are 4 heads × {high byte, low byte} of
+// a 16-bit query.
+template <int kHeadDim_, int kKeyBits_, int kValueBits_, bool kAffine_, int kHeadTiles_>
+struct DecodeConfig {
+  static constexpr int kHeadDim = kHeadDim_, kKeyBits = kKeyBits_, kValueBits = kValueBits_;
+  static constexpr bool kAffine = kAffine_;
+  static constexpr int kHeadTiles = kHeadTiles_, kRows = 4 * kHeadTiles_;
+
+  static constexpr int kStages = 2;
+
+  // Chunk: the channels that share a scale at most.
+  static constexpr int kChunkDim = kHeadDim < 128 ? kHeadDim : 128, kChunks = kHeadDim / kChunkDim;
+
+  // Keys: bytes of a token in one 16-byte-a-lane tile, and the operands that a byte is masked into.
+  static constexpr bool kNarrow = kHeadDim == 64 && kKeyBits != 4;  // 16 bytes a token: k16
+  static constexpr int kKeyTileDim = kNarrow ? 64 : kKeyBits == 4 ? 64 : 128;
+  static constexpr int kKeyTilesPerChunk = kChunkDim / kKeyTileDim;
+  static constexpr int kKeyTiles = kHeadDim / kKeyTileDim;
+  static constexpr int kKeyPlanes = kKeyBits == 4 ? 2 : 4;
+  static constexpr int kKeyWords =
+      kKeyPlanes * (kNarrow ? 1 : 2);  // query words of a lane and tile
+  static constexpr int kHighPlanes = kKeyBits != 3 ? 0 : kHeadDim == 64 ? 4 : 8;
+  static constexpr int kQueryWords = kKeyWords + kHighPlanes;
+  static constexpr int kKeyLowBytes = kPageTokens * kHeadDim / (kKeyBits == 4 ? 2 : 4);
+  static constexpr int kKeyCodeBytes =
+      kKeyLowBytes + (kKeyBits == 3 ? kPageTokens * kHeadDim / 8 : 0);
+
+  // Values: 16 channels × 8 columns a matrix tile.
+  static constexpr int kValueTiles = kHeadDim / 16, kTilesPerChunk = kChunkDim / 16;
+  static constexpr int kCodesPerByte = 8 / kValueBits;
+  static constexpr int kValueCodeBytes = kPageTokens * kHeadDim * kValueBits / 8;
+  static constexpr int kMetadataBytes = kPageTokens * (kAffine ? 4 : 2);  // of one group
+
+  static constexpr float kKeyCentre = ((1 << kKeyBits) - 1) / 2.0f;
+  static constexpr float kValueCentre = ((1 << kValueBits) - 1) / 2.0f;
+  // Largest 16-bit query coefficient such that the difference of two neighbouring planes fits
+  // ±127·256 + 127.
+  static constexpr float kQueryRange = kKeyBits == 3 ? 21000.0f : 26000.0f;
+
+  // Shared memory, in order.
+  static constexpr int kExactRowBytes = 2 * kHeadDim + 16;  // padded: rows start in different banks
+  static constexpr int kCodedBytes = kKeyCodeBytes + kValueCodeBytes + 2 * kChunks * kMetadataBytes;
+  static constexpr int kExactBytes = 2 * kExactUnit * kExactRowBytes;
+  static constexpr int kStageBytes = kCodedBytes > kExactBytes ? kCodedBytes : kExactBytes;
+  static constexpr int kScratchStride = kHeadDim + 8;
+  // As many warps as memory and registers hold (16 warps: 128 registers a thread).
+  static constexpr int kBytesPerWarp = kStages * kStageBytes + kRows * kScratchStride * 4;
+  static constexpr int kWarpBytes = 227 * 1024 - 8 * 1024 - kRows * kExactRowBytes -
+                                    kKeyTiles * kHeadTiles * kQueryWords * 32 * 4;
+  static constexpr int kMostWarps = kHeadDim == 256                    ? 8
+                                    : kKeyBits == 3 && kHeadTiles == 2 ? 12
+                                                                       : 16;
+  static constexpr int kWarps = kMostWarps * kBytesPerWarp <= kWarpBytes ? kMostWarps
+                                : 12 * kBytesPerWarp <= kWarpBytes       ? 12
+                                : 8 * kBytesPerWarp <= kWarpBytes        ? 8
+                                                                         : 4;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kStagesEnd = kWarps * kStages * kStageBytes;
+  static constexpr int kScratchEnd = kStagesEnd + kWarps * kRows * kScratchStride * 4;
+  static constexpr int kQueryWordsEnd = kScratchEnd + kKeyTiles * kHeadTiles * kQueryWords * 32 * 4;
+  static constexpr int kQueryRowsEnd = kQueryWordsEnd + kRows * kExactRowBytes;
+  // Then floats: max and sum of every (row, warp), scale and code sums of every row; barriers; a
+  // flag; the segment; prefix sums of the batch.
+  static constexpr int kStatesEnd = kQueryRowsEnd + 2 * kRows * 16 * 4;
+  static constexpr int kRowScalesEnd = kStatesEnd + kRows * (2 + kChunks) * 4;
+  static constexpr int kBarriersEnd = kRowScalesEnd + kWarps * kStages * 8;
+  static constexpr int kSegmentBegin = kBarriersEnd + 16;
+  static constexpr int kSchedulesBegin = kSegmentBegin + 128;
+  static constexpr int kPrefixBegin = kSchedulesBegin + kWarps * kScheduleBytes;
+  static_assert(kStageBytes % 16 == 0 && kScratchEnd % 16 == 0 && kRowScalesEnd % 8 == 0);
+
+  static constexpr int shared_bytes(int num_seqs) { return kPrefixBegin + 4 * (num_seqs + 1); }
+};
+
+}  // namespace oscar::cuda::sm90

@@ -1,0 +1,19 @@
+// From a shape to its kernel.
+#include "cuda/attend.h"
+
+namespace oscar::cuda::sm90 {
+
+template <int kHeadDim, int kKeyBits, int kValueBits>
+AttendFunction decode_function_of_shape(bool affine, int head_tiles, int num_seqs) noexcept;
+
+AttendFunction decode_function(int head_dim, int key_bits, int value_bits, bool affine,
+                               int head_tiles, int num_seqs) noexcept {
+#define OSCAR_HOPPER_DECODE(d, k, v)                                        \
+  if (head_dim == d && key_bits == k && value_bits == v) {                  \
+    return decode_function_of_shape<d, k, v>(affine, head_tiles, num_seqs); \
+  }
+#include "cuda/sm90/decode/kernels.inc"
+  return {};
+}
+
+}  // namespace oscar::cuda::sm90

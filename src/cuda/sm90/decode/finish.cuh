@@ -1,0 +1,264 @@
+// End of a segment: the warps' states merge in shared memory; a whole item is written, a part goes
+// to the workspace and the last block to arrive combines the parts.
+#pragma once
+
+#include "cuda/ptx/memory.h"
+#include "cuda/sm90/decode/schedule.cuh"
+#include "cuda/sm90/decode/warp_state.cuh"
+
+namespace oscar::cuda::sm90 {
+
+inline constexpr int kStateStride = 16;  // warps
+
+// Shared memory of the merge.
+template <class C>
+struct MergeStore {
+  float* out;  // [kWarps][kRows][kScratchStride]
+  float* max;  // [kRows][kStateStride]
+  float* sum;  // [kRows][kStateStride]
+  int* flag;
+};
+
+// Writes rows of a finished item.
+struct RowWriter {
+  const AttendParams& params;
+  const Segment& segment;
+
+  // Index of block row `row` in [num_seqs·num_queries][num_q_heads]; −1: padding.
+  __device__ __forceinline__ int64_t index(int row, int rows_per_block) const {
+    const int ratio = params.num_q_heads / params.num_kv_heads;
+    const int all = segment.row_block * rows_per_block + row;
+    if (all >= params.num_queries * ratio) return -1;
+    const int query = all / ratio, head = segment.head * ratio + all % ratio;
+    return (static_cast<int64_t>(segment.seq) * params.num_queries + query) * params.num_q_heads +
+           head;
+  }
+  // Adds the learned sink to the sum of weights; sum relative to 2^max.
+  __device__ __forceinline__ float with_sink(int64_t index, float max, float sum) const {
+    if (params.learned_sinks == nullptr) return sum;
+    const float sink = params.learned_sinks[index % params.num_q_heads] * kLog2E;
+    return sum + exp2f(sink - max);
+  }
+  __device__ __forceinline__ void lse(int64_t index, float max, float sum) const {
+    if (params.lse == nullptr) return;
+    params.lse[index] =
+        sum > 0 ? (max + log2f(sum)) * 0.6931471805599453f : -__int_as_float(0x7f800000);
+  }
+  __device__ __forceinline__ void values(int64_t index, int channel, float4 v, float sum) const {
+    const float inverse = sum > 0 ? 1.0f / sum : 0.0f;
+    const int64_t token = index / params.num_q_heads, head = index % params.num_q_heads;
+    bf16_t* out = params.out + token * params.out_token_stride + head * params.key.head_dim;
+    const uint2 packed = {ptx::pack_bf16(v.x * inverse, v.y * inverse),
+                          ptx::pack_bf16(v.z * inverse, v.w * inverse)};
+    *reinterpret_cast<uint2*>(out + channel) = packed;
+  }
+};
+
+// What is neutral in a merge: no weight seen. 2^(kMasked − max) is 0 for every max that saw a
+// token.
+struct RowState {
+  float max, sum;
+};
+
+// A learned sink alone may carry a row that saw no token.
+__device__ __forceinline__ RowState settle(const RowWriter& writer, int64_t index, RowState s) {
+  if (writer.params.learned_sinks != nullptr && s.max <= kMasked) s = {0.0f, 0.0f};
+  return {s.max, writer.with_sink(index, s.max, s.sum)};
+}
+
+// This warp's output of `row`s into shared memory, scaled to the block's maximum.
+template <class C>
+__device__ __forceinline__ void store_warp_out(const WarpState<C>& state,
+                                               const MergeStore<C>& store, int warp, int lane) {
+  const int g = lane >> 2, t = lane & 3;
+  float factor[C::kHeadTiles];
+#pragma unroll
+  for (int i = 0; i < C::kHeadTiles; ++i) {
+    const float* maxima = store.max + (i * 4 + t) * kStateStride;
+    float largest = kMasked;
+    for (int w = 0; w < C::kWarps; ++w) largest = fmaxf(largest, maxima[w]);
+    factor[i] = state.unset[i] ? 0.0f : ptx::exp2_approx(state.max[i] - largest);
+  }
+#pragma unroll
+  for (int m = 0; m < C::kValueTiles; ++m) {
+    const int position = m % C::kCodesPerByte;
+    const float unit = static_cast<float>(1 << (24 - C::kValueBits * position));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float a = state.out[m][2 * half], b = state.out[m][2 * half + 1];
+      if (position) {
+        a -= state.out[m - 1][2 * half];
+        b -= state.out[m - 1][2 * half + 1];
+      }
+      if (C::kHeadTiles == 1) a += b;
+      const int channel = m * 16 + half * 8 + g;
+#pragma unroll
+      for (int i = 0; i < C::kHeadTiles; ++i) {
+        const float zero =
+            state.zero[m / C::kTilesPerChunk][i] * (C::kAffine ? 1.0f : C::kValueCentre);
+        store.out[(warp * C::kRows + i * 4 + t) * C::kScratchStride + channel] =
+            ((i ? b : a) * unit - zero) * factor[i];
+      }
+    }
+  }
+}
+
+template <class C>
+__device__ __forceinline__ RowState row_state(const MergeStore<C>& store, int row) {
+  const float* maxima = store.max + row * kStateStride;
+  const float* sums = store.sum + row * kStateStride;
+  RowState state{kMasked, 0.0f};
+  for (int w = 0; w < C::kWarps; ++w) state.max = fmaxf(state.max, maxima[w]);
+  for (int w = 0; w < C::kWarps; ++w) {
+    state.sum += sums[w] * ptx::exp2_approx(maxima[w] - state.max);
+  }
+  return state;
+}
+
+// One partial: [kRows][kHeadDim] outputs, then [kRows] of (max, sum).
+template <class C>
+struct Partial {
+  static constexpr int kFloats = C::kRows * (C::kHeadDim + 2);
+  float* base;
+  __device__ __forceinline__ float4* out(int row, int channel) const {
+    return reinterpret_cast<float4*>(base + row * C::kHeadDim + channel);
+  }
+  __device__ __forceinline__ float2* state(int row) const {
+    return reinterpret_cast<float2*>(base + C::kRows * C::kHeadDim) + row;
+  }
+};
+
+// Combines the parts [first, first + count) of an item: groups of threads take every kGroups-th
+// part, four channels a thread.
+template <class C>
+__device__ __forceinline__ void combine_parts(const AttendParams& params, const Schedule& schedule,
+                                              int2 parts, const MergeStore<C>& store) {
+  constexpr int kQuads = C::kRows * C::kHeadDim / 4;
+  constexpr int kGroups = C::kThreads >= kQuads ? C::kThreads / kQuads : 1;
+  constexpr int kPasses = C::kThreads >= kQuads ? 1 : kQuads / C::kThreads;
+  constexpr int kInFlight = 6;
+  const RowWriter writer{params, schedule.segment};
+  float4* group_out = reinterpret_cast<float4*>(store.out);
+  float2* group_state = reinterpret_cast<float2*>(store.out + kGroups * kQuads * 4);
+  static_assert(kGroups * kQuads * 4 + kGroups * kQuads * 2 <=
+                C::kWarps * C::kRows * C::kScratchStride);
+#pragma unroll 1
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int quad = pass * C::kThreads + static_cast<int>(threadIdx.x) % kQuads;
+    const int group = kPasses > 1 ? 0 : static_cast<int>(threadIdx.x) / kQuads;
+    const int row = quad / (C::kHeadDim / 4), channel = quad % (C::kHeadDim / 4) * 4;
+    RowState merged{kMasked, 0.0f};
+    float4 out = {0, 0, 0, 0};
+    const auto add = [&](float4 o, float2 s) {
+      const float max = fmaxf(merged.max, s.x);
+      const float old = ptx::exp2_approx(merged.max - max), fresh = ptx::exp2_approx(s.x - max);
+      out = {out.x * old + o.x * fresh, out.y * old + o.y * fresh, out.z * old + o.z * fresh,
+             out.w * old + o.w * fresh};
+      merged = {max, merged.sum * old + s.y * fresh};
+    };
+    if (group < kGroups) {
+#pragma unroll 1
+      for (int part = group; part < parts.y; part += kInFlight * kGroups) {
+        float4 outs[kInFlight];
+        float2 states[kInFlight];
+#pragma unroll
+        for (int k = 0; k < kInFlight; ++k) {
+          const int block = parts.x + part + k * kGroups;
+          outs[k] = {0, 0, 0, 0};
+          states[k] = {kMasked, 0.0f};
+          if (part + k * kGroups < parts.y) {
+            const Partial<C> from{params.partials +
+                                  static_cast<int64_t>(schedule.partial_of(params, block)) *
+                                      Partial<C>::kFloats};
+            outs[k] = __ldcg(from.out(row, channel));
+            states[k] = __ldcg(from.state(row));
+          }
+        }
+#pragma unroll
+        for (int k = 0; k < kInFlight; ++k) add(outs[k], states[k]);
+      }
+    }
+    if constexpr (kGroups > 1) {
+      if (group < kGroups) {
+        group_out[group * kQuads + quad] = out;
+        group_state[group * kQuads + quad] = {merged.max, merged.sum};
+      }
+      __syncthreads();
+      if (group == 0) {
+#pragma unroll 1
+        for (int k = 1; k < kGroups; ++k) {
+          add(group_out[k * kQuads + quad], group_state[k * kQuads + quad]);
+        }
+      }
+    }
+    const int64_t index = writer.index(row, C::kRows);
+    if (group == 0 && index >= 0) {
+      const RowState s = settle(writer, index, merged);
+      writer.values(index, channel, out, s.sum);
+      if (channel == 0) writer.lse(index, s.max, s.sum);
+    }
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void finish_segment(const AttendParams& params, const Schedule& schedule,
+                                               WarpState<C>& state, const MergeStore<C>& store) {
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const Segment& segment = schedule.segment;
+  state.reduce_lanes();
+  if (lane < 4) {
+#pragma unroll
+    for (int i = 0; i < C::kHeadTiles; ++i) {
+      store.max[(i * 4 + lane) * kStateStride + warp] = state.unset[i] ? kMasked : state.max[i];
+      store.sum[(i * 4 + lane) * kStateStride + warp] = state.sum[i];
+    }
+  }
+  __syncthreads();
+  store_warp_out(state, store, warp, lane);
+  __syncthreads();
+
+  const bool is_whole = segment.begin == 0 && segment.end == segment.counted;
+  const Partial<C> part{params.partials +
+                        static_cast<int64_t>(schedule.partial_of(params, blockIdx.x)) *
+                            Partial<C>::kFloats};
+  const RowWriter writer{params, segment};
+#pragma unroll 1
+  for (int quad = threadIdx.x; quad < C::kRows * C::kHeadDim / 4; quad += C::kThreads) {
+    const int row = quad / (C::kHeadDim / 4), channel = quad % (C::kHeadDim / 4) * 4;
+    RowState s = row_state(store, row);
+    float4 sum = {0, 0, 0, 0};
+#pragma unroll
+    for (int w = 0; w < C::kWarps; ++w) {
+      const float4 v = *reinterpret_cast<const float4*>(
+          store.out + (w * C::kRows + row) * C::kScratchStride + channel);
+      sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
+    }
+    if (is_whole) {
+      const int64_t index = writer.index(row, C::kRows);
+      if (index < 0) continue;
+      s = settle(writer, index, s);
+      writer.values(index, channel, sum, s.sum);
+      if (channel == 0) writer.lse(index, s.max, s.sum);
+    } else {
+      __stcg(part.out(row, channel), sum);
+      if (channel == 0) __stcg(part.state(row), make_float2(s.max, s.sum));
+    }
+  }
+  if (!is_whole) {
+    const int2 parts = schedule.contributors(params);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      int* counter = params.counters +
+                     (segment.seq * params.num_kv_heads + segment.head) * params.num_row_blocks +
+                     segment.row_block;
+      const bool is_last = ptx::add_one_acq_rel(counter) == parts.y - 1;
+      if (is_last) *counter = 0;
+      *store.flag = is_last;
+    }
+    __syncthreads();
+    if (*store.flag) combine_parts<C>(params, schedule, parts, store);
+  }
+  __syncthreads();
+}
+
+}  // namespace oscar::cuda::sm90

@@ -1,0 +1,30 @@
+// One shape of kernels.inc: the file that includes this defines OSCAR_DECODE_SHAPE as head_dim,
+// key_bits, value_bits.
+#pragma once
+
+#include "cuda/attend.h"
+#include "cuda/sm90/decode/kernel.cuh"
+
+namespace oscar::cuda::sm90 {
+
+template <class C>
+AttendFunction function_of(int num_seqs) {
+  static_assert(C::shared_bytes(1024) <= 227 * 1024);
+  return {decode_kernel<C>, C::kThreads, C::shared_bytes(num_seqs)};
+}
+
+template <int kHeadDim, int kKeyBits, int kValueBits>
+AttendFunction decode_function_of_shape(bool affine, int head_tiles, int num_seqs) noexcept {
+  if (affine) {
+    return head_tiles == 1
+               ? function_of<DecodeConfig<kHeadDim, kKeyBits, kValueBits, true, 1>>(num_seqs)
+               : function_of<DecodeConfig<kHeadDim, kKeyBits, kValueBits, true, 2>>(num_seqs);
+  }
+  return head_tiles == 1
+             ? function_of<DecodeConfig<kHeadDim, kKeyBits, kValueBits, false, 1>>(num_seqs)
+             : function_of<DecodeConfig<kHeadDim, kKeyBits, kValueBits, false, 2>>(num_seqs);
+}
+
+template AttendFunction decode_function_of_shape<OSCAR_DECODE_SHAPE>(bool, int, int) noexcept;
+
+}  // namespace oscar::cuda::sm90

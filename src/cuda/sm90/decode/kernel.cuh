@@ -1,0 +1,384 @@
+// Decode attention over coded pages and exact copies for Hopper. docs/kernels/cuda-decode.md
+// derives the design.
+//
+// A warp owns whole units: a ring of kStages in shared memory, filled by bulk copies, with its own
+// softmax state. No barrier of the block inside the loop over units; states merge once a segment.
+#pragma once
+
+#include "cuda/ptx/bulk_copy.h"
+#include "cuda/sm90/decode/exact.cuh"
+#include "cuda/sm90/decode/finish.cuh"
+#include "cuda/sm90/decode/keys.cuh"
+#include "cuda/sm90/decode/schedule.cuh"
+#include "cuda/sm90/decode/values.cuh"
+
+namespace oscar::cuda::sm90 {
+
+// Fills the ring: walks the block's segments, this warp's units of each, one unit a call. The
+// schedule lies in shared memory, one a warp, so that it takes no registers from the loop; lane 0
+// moves it.
+template <class C>
+struct Producer {
+  Schedule* schedule;
+  bool has_segment;
+  int unit;            // next unit of this warp in the segment's item
+  int end, num_coded;  // of the segment
+  int page;            // page id of the next unit when it is coded
+  uint32_t ring, barriers;
+
+  // After the schedule was set to a segment.
+  __device__ __forceinline__ void enter_segment(int warp) {
+    const Segment& segment = schedule->segment;
+    unit = segment.begin + warp;
+    num_coded = segment.units.num_coded;
+    end = smaller(segment.end, segment.units.count());
+  }
+  // Moves to the next segment that has a unit for this warp, and asks for its page id early.
+  __device__ __forceinline__ void settle(const AttendParams& params, int warp, int lane) {
+    while (has_segment && unit >= end) {
+      __syncwarp();
+      bool moved = false;
+      if (lane == 0) moved = schedule->next(params);
+      has_segment = __shfl_sync(~0u, moved, 0);
+      __syncwarp();
+      if (has_segment) enter_segment(warp);
+    }
+    if (has_segment && unit < num_coded) {
+      const Segment& segment = schedule->segment;
+      page = __ldg(params.block_table + segment.seq * params.block_table_stride +
+                   segment.units.first_page + unit);
+    }
+  }
+
+  __device__ __forceinline__ void issue(const AttendParams& params, int stage, int warp, int lane) {
+    if (!has_segment) return;
+    const Segment& segment = schedule->segment;
+    const uint32_t dst = ring + stage * C::kStageBytes, barrier = barriers + 8 * stage;
+    if (unit < num_coded) {
+      if (lane == 0) issue_page(params, segment, dst, barrier);
+    } else {
+      issue_exact(params, segment, unit - num_coded, dst, barrier, lane);
+    }
+    unit += C::kWarps;
+    settle(params, warp, lane);
+  }
+
+ private:
+  __device__ __forceinline__ void issue_page(const AttendParams& params, const Segment& segment,
+                                             uint32_t dst, uint32_t barrier) const {
+    int id = page;
+#ifdef OSCAR_CUDA_CHECKED
+    if (id < 0 || id >= params.num_pages) {
+      atomicExch(params.faults, 1);
+      id = 0;
+    }
+#endif
+    const uint32_t bytes = params.key.plane_bytes() + params.value.plane_bytes();
+    ptx::barrier_expect(barrier, bytes);
+    ptx::bulk_copy(
+        dst, params.pages + id * params.page_stride_bytes + segment.head * params.head_stride_bytes,
+        bytes, barrier, ptx::evict_first_policy());
+  }
+  // Lanes 0–7 copy key rows, 8–15 value rows; tokens beyond the sequence repeat its last one.
+  __device__ __forceinline__ void issue_exact(const AttendParams& params, const Segment& segment,
+                                              int exact_unit, uint32_t dst, uint32_t barrier,
+                                              int lane) const {
+    constexpr uint32_t kRowBytes = 2 * C::kHeadDim;
+    if (lane == 0) ptx::barrier_expect(barrier, 2 * kExactUnit * kRowBytes);
+    __syncwarp();
+    if (lane >= 2 * kExactUnit) return;
+    const ExactCopies& copies = params.copies;
+    const int rows = copies.sink_rows + copies.ring_rows;
+    const int token = smaller(segment.units.exact_begin(exact_unit) + lane % kExactUnit,
+                              segment.units.length - 1);
+    const int row =
+        token < copies.sink_rows ? token : copies.sink_rows + token % larger(1, copies.ring_rows);
+    const int64_t plane =
+        (static_cast<int64_t>(segment.copy_block) * params.num_kv_heads + segment.head) * 2 +
+        lane / kExactUnit;
+    ptx::bulk_copy(dst + lane * C::kExactRowBytes, copies.rows + (plane * rows + row) * C::kHeadDim,
+                   kRowBytes, barrier, ptx::evict_first_policy());
+  }
+};
+
+// Query position of this lane's row in head tile i; rows of padding follow the last query.
+template <class C>
+__device__ __forceinline__ int query_position(const AttendParams& params, const Segment& segment,
+                                              int i, int t) {
+  const int ratio = params.num_q_heads / params.num_kv_heads;
+  const int query =
+      smaller((segment.row_block * C::kRows + i * 4 + t) / ratio, params.num_queries - 1);
+  return segment.units.length - params.num_queries + query;
+}
+
+// Hides the tokens of a coded page that a row may not read as codes.
+template <class C>
+__device__ __forceinline__ void mask_page(PageLogits<C>& logits, const AttendParams& params,
+                                          const Segment& segment, int first_token, int lane) {
+  const int g = lane >> 2;
+#pragma unroll
+  for (int i = 0; i < C::kHeadTiles; ++i) {
+    const TokenRange seen = coded_tokens(window_rules(params), segment.copy_block >= 0,
+                                         query_position<C>(params, segment, i, lane & 3));
+#pragma unroll
+    for (int slab = 0; slab < 4; ++slab) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int token = first_token + slab * kSlab + half * 8 + g;
+        if (!seen.contains(token)) logits[slab][half][i] = kMasked;
+      }
+    }
+  }
+}
+
+// Scales of tokens beyond the sequence may be NaN: zero them where weights meet them.
+template <class C>
+__device__ __forceinline__ void scrub_scales(const AttendParams& params, uint32_t value_plane,
+                                             int num_valid, int lane) {
+  for (int token = lane; token < kPageTokens; token += 32) {
+    if (token < num_valid) continue;
+    for (int group = 0; group < params.value.num_groups(); ++group) {
+      ptx::store_shared_2(value_plane + params.value.scale_offset(group, token), 0);
+      if (C::kAffine) ptx::store_shared_2(value_plane + params.value.zero_offset(group, token), 0);
+    }
+  }
+  ptx::fence_async_proxy();
+  __syncwarp();
+}
+
+// logit → soft_cap·tanh(logit / soft_cap), in log2 units relative to max.
+__device__ __forceinline__ float capped(float logit, float max, float cap_log2) {
+  const float x = (logit + max) / cap_log2;
+  // tanh(x) = 1 − 2 / (1 + e^{2x})
+  const float e = ptx::exp2_approx(x * 2.885390081777927f);
+  return cap_log2 * (1.0f - 2.0f / (1.0f + e)) - max;
+}
+
+// The block's current segment, in shared memory: read once a unit, so that it takes no registers
+// from the loop.
+struct BlockSegment {
+  Schedule schedule;
+  int is_valid;
+  int clean_begin, clean_end;  // first tokens of pages that every row reads wholly as codes lie in
+                               // [clean_begin, clean_end]
+
+  __device__ __forceinline__ void set(const AttendParams& params, const Schedule& now) {
+    schedule = now;
+    set_clean(params);
+  }
+  __device__ __forceinline__ void advance(const AttendParams& params) {
+    is_valid = schedule.next(params);
+    set_clean(params);
+  }
+
+ private:
+  __device__ __forceinline__ void set_clean(const AttendParams& params) {
+    const Segment& segment = schedule.segment;
+    const bool has_copies = segment.copy_block >= 0;
+    const int last = segment.units.length - 1;
+    clean_begin = coded_tokens(window_rules(params), has_copies, last).begin;
+    clean_end = coded_tokens(window_rules(params), has_copies, last + 1 - params.num_queries).end -
+                kPageTokens;
+  }
+};
+
+static_assert(sizeof(BlockSegment) <= 128 && sizeof(Schedule) <= kScheduleBytes);
+
+template <class C>
+struct Consumer {
+  const AttendParams& params;
+  const QueryStore<C>& query;
+  const BlockSegment& block;
+  int key_group_stride, value_group_stride;
+
+  __device__ __forceinline__ void coded_unit(WarpState<C>& state, uint32_t stage, int unit,
+                                             int lane) const {
+    const Segment& segment = block.schedule.segment;
+    const uint32_t value_plane = stage + params.key.plane_bytes();
+    const uint32_t value_scales = value_plane + C::kValueCodeBytes;
+    const int first_token = (segment.units.first_page + unit) * kPageTokens;
+    const int num_valid = segment.units.length - first_token;
+    if (num_valid < kPageTokens) scrub_scales<C>(params, value_plane, num_valid, lane);
+
+    PageLogits<C> logits;
+    page_logits<C>(logits, stage, stage + C::kKeyCodeBytes, key_group_stride, query, state.max,
+                   lane);
+    if (params.soft_cap > 0) {
+#pragma unroll
+      for (int s = 0; s < 8; ++s) {
+#pragma unroll
+        for (int i = 0; i < C::kHeadTiles; ++i) {
+          float& logit = logits[s / 2][s % 2][i];
+          logit = capped(logit, state.max[i], params.soft_cap * kLog2E);
+        }
+      }
+    }
+    if (first_token < block.clean_begin || first_token > block.clean_end) {
+      mask_page<C>(logits, params, segment, first_token, lane);
+    }
+
+    float largest[C::kHeadTiles];
+    const float scale = largest_scale<C>(value_scales, value_group_stride, lane);
+    bool is_over = state.any_unset();
+#pragma unroll
+    for (int i = 0; i < C::kHeadTiles; ++i) {
+      largest[i] = logits[0][0][i];
+#pragma unroll
+      for (int s = 1; s < 8; ++s) largest[i] = fmaxf(largest[i], logits[s / 2][s % 2][i]);
+      is_over = is_over || ptx::exp2_approx(largest[i]) * scale > kWeightCeiling;
+    }
+    if (__any_sync(~0u, is_over)) {
+      float raise[C::kHeadTiles];
+#pragma unroll
+      for (int i = 0; i < C::kHeadTiles; ++i) largest[i] += ptx::log2_approx(scale);
+      state.raise_max(largest, raise);
+#pragma unroll
+      for (int i = 0; i < C::kHeadTiles; ++i) {
+#pragma unroll
+        for (int s = 0; s < 8; ++s) logits[s / 2][s % 2][i] -= raise[i];
+      }
+    }
+    accumulate_page<C>(state, logits, value_plane, value_scales, value_group_stride, lane);
+  }
+
+  __device__ __forceinline__ void exact_unit(WarpState<C>& state, uint32_t stage, int exact_unit,
+                                             int lane) const {
+    const Segment& segment = block.schedule.segment;
+    const int first = segment.units.exact_begin(exact_unit), token = first + (lane >> 2);
+    // Sinks end where the recent tokens' units begin or later: a token belongs to the unit of its
+    // kind.
+    const bool is_sink_unit = exact_unit < segment.units.num_sink;
+    const bool in_unit = is_sink_unit == (token < params.sink_tokens);
+    float logits[C::kHeadTiles], weights[C::kHeadTiles];
+    exact_logits<C>(logits, stage, query, lane);
+    bool is_over = state.any_unset();
+#pragma unroll
+    for (int i = 0; i < C::kHeadTiles; ++i) {
+      logits[i] = logits[i] * (params.scale * kLog2E) - state.max[i];
+      if (params.soft_cap > 0) {
+        logits[i] = capped(logits[i], state.max[i], params.soft_cap * kLog2E);
+      }
+      const int position = query_position<C>(params, segment, i, lane & 3);
+      if (!in_unit || !reads_exact(window_rules(params), position, token)) logits[i] = kMasked;
+      is_over = is_over || logits[i] > kWeightLimit;
+    }
+    if (__any_sync(~0u, is_over)) {
+      float raise[C::kHeadTiles];
+      state.raise_max(logits, raise);
+#pragma unroll
+      for (int i = 0; i < C::kHeadTiles; ++i) logits[i] -= raise[i];
+    }
+#pragma unroll
+    for (int i = 0; i < C::kHeadTiles; ++i) weights[i] = ptx::exp2_approx(logits[i]);
+    accumulate_exact<C>(state, weights, stage + kExactUnit * C::kExactRowBytes, lane);
+  }
+};
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    decode_kernel(const __grid_constant__ AttendParams params) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  const int thread = threadIdx.x, lane = thread & 31;
+  const int warp = __shfl_sync(~0u, thread >> 5, 0);
+  int* prefix = reinterpret_cast<int*>(shared + C::kPrefixBegin);
+  float* row_floats = reinterpret_cast<float*>(shared + C::kStatesEnd);
+  const QueryStore<C> query{shared + C::kQueryWordsEnd,
+                            reinterpret_cast<uint32_t*>(shared + C::kScratchEnd), row_floats,
+                            row_floats + C::kRows, row_floats + 2 * C::kRows};
+  const MergeStore<C> merge{
+      reinterpret_cast<float*>(shared + C::kStagesEnd),
+      reinterpret_cast<float*>(shared + C::kQueryRowsEnd),
+      reinterpret_cast<float*>(shared + C::kQueryRowsEnd) + C::kRows * kStateStride,
+      reinterpret_cast<int*>(shared + C::kBarriersEnd)};
+
+  if (params.overlap_previous) ptx::launch_dependents();
+  if (params.num_splits == 0) build_prefix(params, prefix);
+  Producer<C> producer;
+  Schedule schedule;
+  producer.has_segment = schedule.start(params, prefix);
+  if (!producer.has_segment) {
+    if (params.overlap_previous) ptx::wait_for_previous_kernel();
+    return;
+  }
+  BlockSegment& block = *reinterpret_cast<BlockSegment*>(shared + C::kSegmentBegin);
+  if (thread == 0) block.set(params, schedule);
+  producer.schedule = reinterpret_cast<Schedule*>(shared + C::kSchedulesBegin) + warp;
+  if (lane == 0) *producer.schedule = schedule;
+  __syncwarp();
+  producer.enter_segment(warp);
+  producer.ring = ptx::shared_address(shared) + warp * C::kStages * C::kStageBytes;
+  producer.barriers = ptx::shared_address(shared + C::kRowScalesEnd) + warp * C::kStages * 8;
+  producer.settle(params, warp, lane);
+  if (lane == 0) {
+    for (int s = 0; s < C::kStages; ++s) ptx::barrier_init(producer.barriers + 8 * s, 1);
+    ptx::fence_barrier_init();
+  }
+  __syncwarp();
+  // Pages that the previous kernel does not write may be asked for before it ends; exact rows and
+  // queries may not.
+  bool has_waited = !params.overlap_previous;
+  if (!has_waited &&
+      (!producer.has_segment || producer.unit >= producer.num_coded ||
+       producer.schedule->segment.copy_block < 0 || params.recent_tokens < params.num_queries)) {
+    ptx::wait_for_previous_kernel();
+    has_waited = true;
+  }
+#pragma unroll 1
+  for (int s = 0; s < C::kStages; ++s) {
+    if (s == 1 && !has_waited) {
+      ptx::wait_for_previous_kernel();
+      has_waited = true;
+    }
+    producer.issue(params, s, warp, lane);
+  }
+
+  int stage = 0;
+  uint32_t parity = 0;
+  bool has_segment = true;
+  __syncthreads();
+#pragma unroll 1
+  while (has_segment) {
+    const Segment& segment = block.schedule.segment;
+    const RowWriter rows{params, segment};
+    for (int row = warp; row < C::kRows; row += C::kWarps) {
+      const int64_t index = rows.index(row, C::kRows);
+      const bf16_t* q = index < 0 ? nullptr
+                                  : params.q + index / params.num_q_heads * params.q_token_stride +
+                                        index % params.num_q_heads * C::kHeadDim;
+      stage_query_row<C>(query, row, q, params.scale * kLog2E, lane);
+    }
+    __syncthreads();
+    build_query_words<C>(query, thread);
+    __syncthreads();
+
+    Consumer<C> consumer{params, query, block};
+    consumer.key_group_stride = params.key.num_groups() > 1 ? C::kMetadataBytes : 0;
+    consumer.value_group_stride = params.value.num_groups() > 1 ? C::kMetadataBytes : 0;
+    WarpState<C> state;
+    state.clear();
+    const int num_coded = segment.units.num_coded;
+    const int end = smaller(segment.end, segment.units.count());
+#pragma unroll 1
+    for (int unit = segment.begin + warp; unit < end; unit += C::kWarps) {
+      ptx::barrier_wait(producer.barriers + 8 * stage, parity);
+      const uint32_t data = producer.ring + stage * C::kStageBytes;
+      if (unit < num_coded) {
+        consumer.coded_unit(state, data, unit, lane);
+      } else {
+        consumer.exact_unit(state, data, unit - num_coded, lane);
+      }
+      __syncwarp();
+      producer.issue(params, stage, warp, lane);
+      if (++stage == C::kStages) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+    finish_segment<C>(params, block.schedule, state, merge);
+    if (thread == 0) block.advance(params);
+    __syncthreads();
+    has_segment = block.is_valid;
+  }
+}
+
+}  // namespace oscar::cuda::sm90
