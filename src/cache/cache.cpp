@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "cache/copy_store.h"
 #include "cache/page_pool.h"
+#include "cache/token_bytes.h"
 
 namespace oscar::cache {
 namespace {
@@ -45,16 +46,6 @@ CacheOptions checked(const CacheOptions& options) {
   require_range("max_position", options.max_position, 1, kMost - kPageSize);
   require_range("num_threads", options.num_threads, 1, kMost);
   return options;
-}
-
-void append_token(const PlaneLayout& layout, const std::uint8_t* plane, std::int64_t token,
-                  std::vector<std::uint8_t>* bytes) {
-  const std::uint8_t* const codes = plane + token * layout.code_row_bytes();
-  bytes->insert(bytes->end(), codes, codes + layout.code_row_bytes());
-  // Scales, then zeros: [num_groups][kPageSize] of 2 bytes each.
-  for (std::int64_t at = layout.scales_offset(); at < layout.plane_bytes(); at += 2 * kPageSize) {
-    bytes->insert(bytes->end(), plane + at + 2 * token, plane + at + 2 * token + 2);
-  }
 }
 
 std::int64_t pages_for(std::int64_t num_tokens) { return (num_tokens + kPageSize - 1) / kPageSize; }
@@ -242,6 +233,11 @@ bool Cache::begin_append(SequenceId sequence, std::int64_t num_tokens) {
   return true;
 }
 
+std::int64_t Cache::num_missing_tokens(SequenceId sequence, int layer) const {
+  const Sequence& s = impl_->sequence(sequence);
+  return s.num_tokens - s.layer_tokens[impl_->checked_layer(layer)];
+}
+
 bool Cache::append_layer(SequenceId sequence, int layer, const Rows& keys, const Rows& values) {
   Sequence& s = impl_->sequence(sequence);
   const std::int64_t first = s.layer_tokens[impl_->checked_layer(layer)];
@@ -292,11 +288,14 @@ std::vector<std::uint8_t> Cache::token_bytes(SequenceId sequence, int layer,
                                              std::int64_t token) const {
   const SequenceView v = view(sequence, layer);
   require_range("token", token, 0, v.num_tokens - 1);
-  std::vector<std::uint8_t> bytes;
+  const std::int64_t k_bytes = token_row_bytes(v.k.layout), v_bytes = token_row_bytes(v.v.layout);
+  std::vector<std::uint8_t> bytes(v.codec->num_kv_heads() * (k_bytes + v_bytes));
   const std::int64_t page = v.block_table[token / kPageSize];
+  std::uint8_t* next = bytes.data();
   for (int head = 0; head < v.codec->num_kv_heads(); ++head) {
-    append_token(v.k.layout, v.k.plane(page, head), token % kPageSize, &bytes);
-    append_token(v.v.layout, v.v.plane(page, head), token % kPageSize, &bytes);
+    read_token_bytes(v.k.layout, v.k.plane(page, head), token % kPageSize, next);
+    read_token_bytes(v.v.layout, v.v.plane(page, head), token % kPageSize, next + k_bytes);
+    next += k_bytes + v_bytes;
   }
   return bytes;
 }

@@ -64,6 +64,8 @@ class Cache {
   // layer, which must be over before the next append, fork or truncate. false: not enough pages,
   // nothing changed.
   [[nodiscard]] bool begin_append(SequenceId sequence, std::int64_t num_tokens);
+  // Tokens of the append in progress whose rows the layer still lacks.
+  std::int64_t num_missing_tokens(SequenceId sequence, int layer) const;
   // keys, values: [num_tokens][num_kv_heads][head_dim] raw, keys after RoPE. false: NaN or Inf
   // (such rows are stored as zeros).
   bool append_layer(SequenceId sequence, int layer, const Rows& keys, const Rows& values);

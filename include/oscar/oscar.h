@@ -1,0 +1,212 @@
+/* OSCAR: a KV cache of about two bits a value. C interface.
+ *
+ * Order of calls: open a method for a model, create a cache, create a sequence; then for every step
+ * oscar_append_begin once, and for every layer oscar_append_layer and oscar_attend.
+ *
+ * Rows are float32, C-contiguous in the order that is given, and hold keys and queries *after*
+ * RoPE. A token's position is its index in the sequence. A KV head serves num_q_heads /
+ * num_kv_heads query heads that follow each other.
+ *
+ * Every function returns a status unless it says otherwise; on anything but OSCAR_OK,
+ * oscar_last_error() says in one line which thing had which value and what would be right, and
+ * nothing else has changed. No function prints, exits or throws. Handles are not thread-safe (one
+ * caller at a time), except that an oscar_method may be shared: nothing changes it. */
+#ifndef OSCAR_OSCAR_H_
+#define OSCAR_OSCAR_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(_WIN32)
+#define OSCAR_API
+#else
+#define OSCAR_API __attribute__((visibility("default")))
+#endif
+
+/* Grows when a function or struct changes in a way that old callers notice. */
+#define OSCAR_ABI_VERSION 1
+
+typedef enum oscar_status {
+  OSCAR_OK = 0,
+  OSCAR_INVALID_ARGUMENT = 1, /* a value outside its legal range, or a null pointer */
+  OSCAR_NOT_FOUND = 2,        /* no such file, tensor, layer, method */
+  OSCAR_CORRUPT = 3,          /* bytes that contradict themselves or the format */
+  OSCAR_MISMATCH = 4,         /* valid, but made for another model, shape or version */
+  OSCAR_UNSUPPORTED = 5,      /* valid, but not something this build or machine can do */
+  OSCAR_IO = 6,               /* the system refused to read or write */
+  OSCAR_OUT_OF_PAGES =
+      7, /* the cache has too few free pages; free or truncate a sequence and try again */
+  OSCAR_NOT_FINITE =
+      8, /* a row held NaN or Inf; it was stored as zeros, everything else as given */
+  OSCAR_OUT_OF_MEMORY = 9,
+  OSCAR_INTERNAL = 10 /* a fault of the library */
+} oscar_status;
+
+typedef struct oscar_method
+    oscar_method; /* how a model's keys and values are stored: transforms, means, clips, bits */
+typedef struct oscar_codec oscar_codec; /* one layer's encoder */
+typedef struct oscar_cache oscar_cache; /* pages and sequences of a model */
+
+/* "0.1.0". Static; never NULL. */
+OSCAR_API const char* oscar_version(void);
+/* OSCAR_ABI_VERSION of the library that was loaded. */
+OSCAR_API int oscar_abi_version(void);
+/* The reason for this thread's last failure; "" if there was none. Valid until this thread's next
+ * call. Never NULL. */
+OSCAR_API const char* oscar_last_error(void);
+/* "OSCAR_OUT_OF_PAGES" and so on; "unknown status" for other numbers. Static; never NULL. */
+OSCAR_API const char* oscar_status_name(oscar_status status);
+/* Name of the CPU kernels in use, e.g. "avx2"; the environment variable OSCAR_CPU forces one. NULL
+ * when it names one that is not there. Static. */
+OSCAR_API const char* oscar_kernels(void);
+
+/* ---- method
+ * ------------------------------------------------------------------------------------------------------------------
+ */
+
+/* A decoder's attention layers; the same shape in every layer. */
+typedef struct oscar_model {
+  int32_t num_layers;
+  int32_t num_q_heads; /* a multiple of num_kv_heads */
+  int32_t num_kv_heads;
+  int32_t head_dim_k; /* multiples of 16 from 32 to 256 */
+  int32_t head_dim_v;
+} oscar_model;
+
+/* kv: METHOD or FILE, then ':' and comma-separated options, as the program's --kv takes them:
+ *   "quarot", "naive:k16v16", "model.oscar.safetensors:k3v2,sink=0,recent=128"
+ * METHOD is one that needs no calibration (naive, quarot); FILE is an artefact that `oscar
+ * calibrate` wrote. Options: kKvV (bits of keys and values: 2, 3, 4, 16), sink=N, recent=N (tokens
+ * with exact copies), group=N (channels a scale), no-hadamard, no-clip, no-mean, unbiased. model:
+ * required for a METHOD. For a FILE it may be NULL; otherwise the file must be for this shape
+ * (OSCAR_MISMATCH). *out is set on success only and freed by oscar_method_free. */
+OSCAR_API oscar_status oscar_method_open(const char* kv, const oscar_model* model,
+                                         oscar_method** out);
+OSCAR_API void oscar_method_free(oscar_method* method); /* NULL is allowed */
+
+typedef struct oscar_method_info {
+  char name[32]; /* "oscar-plus" */
+  oscar_model model;
+  int32_t k_bits, v_bits; /* 2, 3, 4, 16 */
+  double bits_per_value;  /* stored, scales and zero points included, copies not; the mean over
+                             layers, K and V */
+  int32_t sink_tokens, recent_tokens; /* as the options say, else 64 and 256 */
+} oscar_method_info;
+
+OSCAR_API oscar_status oscar_method_describe(const oscar_method* method, oscar_method_info* out);
+
+/* ---- rows of one layer, without a cache
+ * ---------------------------------------------------------------------------------------- */
+
+/* layer: 0 .. num_layers − 1. max_position: largest position of a key, at least 0. */
+OSCAR_API oscar_status oscar_codec_create(const oscar_method* method, int32_t layer,
+                                          int32_t max_position, oscar_codec** out);
+OSCAR_API void oscar_codec_free(oscar_codec* codec); /* NULL is allowed */
+
+/* Bytes of one token's keys (values) of all KV heads: for each head the codes in channel order, low
+ * bits first, then the BF16 scale of every group, then the zero points where the method has any; at
+ * 16 bits the BF16 row. 0 for NULL. */
+OSCAR_API size_t oscar_codec_key_bytes(const oscar_codec* codec);
+OSCAR_API size_t oscar_codec_value_bytes(const oscar_codec* codec);
+
+/* keys: [num_tokens][num_kv_heads][head_dim_k]. positions: [num_tokens], 0 .. max_position. bytes:
+ * [num_tokens][oscar_codec_key_bytes]. The bytes depend on key and position alone.
+ * OSCAR_NOT_FINITE: see there. */
+OSCAR_API oscar_status oscar_encode_keys(const oscar_codec* codec, const float* keys,
+                                         const int32_t* positions, int64_t num_tokens,
+                                         uint8_t* bytes);
+/* values: [num_tokens][num_kv_heads][head_dim_v]. bytes: [num_tokens][oscar_codec_value_bytes]. */
+OSCAR_API oscar_status oscar_encode_values(const oscar_codec* codec, const float* values,
+                                           int64_t num_tokens, uint8_t* bytes);
+/* What the codes stand for, in the basis of the rows that were encoded, mean added back. Shapes as
+ * above. */
+OSCAR_API oscar_status oscar_decode_keys(const oscar_codec* codec, const uint8_t* bytes,
+                                         const int32_t* positions, int64_t num_tokens, float* keys);
+OSCAR_API oscar_status oscar_decode_values(const oscar_codec* codec, const uint8_t* bytes,
+                                           int64_t num_tokens, float* values);
+
+/* ---- cache
+ * -------------------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct oscar_cache_options {
+  size_t struct_bytes;   /* sizeof(oscar_cache_options), set by oscar_cache_options_init */
+  int64_t num_pages;     /* of 64 tokens, for all layers; default 64 */
+  int32_t max_sequences; /* default 1 */
+  int32_t sink_tokens; /* first tokens of a sequence that are also kept exactly; the default is the
+                          method's */
+  int32_t recent_tokens;     /* tokens before a query that it attends exactly; the default is the
+                                method's */
+  int64_t max_append_tokens; /* of one oscar_append_begin; default 512 */
+  int32_t max_position;      /* tokens of a sequence at most; default 2^20 */
+  int32_t num_threads;       /* default 1 */
+} oscar_cache_options;
+
+OSCAR_API oscar_status oscar_cache_options_init(const oscar_method* method,
+                                                oscar_cache_options* out);
+
+/* Reserves all memory the cache will ever use but for scratch of oscar_attend. options NULL: the
+ * defaults. The method may be freed after. */
+OSCAR_API oscar_status oscar_cache_create(const oscar_method* method,
+                                          const oscar_cache_options* options, oscar_cache** out);
+OSCAR_API void oscar_cache_free(oscar_cache* cache); /* NULL is allowed */
+/* Bytes reserved: pages, exact copies, tables. 0 for NULL. */
+OSCAR_API uint64_t oscar_cache_bytes(const oscar_cache* cache);
+/* −1 for NULL. */
+OSCAR_API int64_t oscar_cache_num_free_pages(const oscar_cache* cache);
+
+/* OSCAR_UNSUPPORTED when max_sequences are in use. */
+OSCAR_API oscar_status oscar_sequence_create(oscar_cache* cache, int32_t* out);
+/* A sequence with the same tokens. Pages are shared until one of the two writes to them. */
+OSCAR_API oscar_status oscar_sequence_fork(oscar_cache* cache, int32_t sequence, int32_t* out);
+OSCAR_API oscar_status oscar_sequence_free(oscar_cache* cache, int32_t sequence);
+/* Keeps the first num_tokens tokens, 0 .. the sequence's length. */
+OSCAR_API oscar_status oscar_sequence_truncate(oscar_cache* cache, int32_t sequence,
+                                               int64_t num_tokens);
+OSCAR_API oscar_status oscar_sequence_num_tokens(const oscar_cache* cache, int32_t sequence,
+                                                 int64_t* out);
+
+/* Reserves room for num_tokens more tokens, 0 .. max_append_tokens. Every layer must then get its
+ * rows before the next append, fork or truncate. OSCAR_OUT_OF_PAGES: nothing has changed. */
+OSCAR_API oscar_status oscar_append_begin(oscar_cache* cache, int32_t sequence, int64_t num_tokens);
+/* keys: [num_tokens][num_kv_heads][head_dim_k], values: [num_tokens][num_kv_heads][head_dim_v], of
+ * the tokens that oscar_append_begin reserved. OSCAR_NOT_FINITE: the append stands. */
+OSCAR_API oscar_status oscar_append_layer(oscar_cache* cache, int32_t sequence, int32_t layer,
+                                          const float* keys, const float* values);
+
+typedef struct oscar_queries {
+  size_t struct_bytes; /* sizeof(oscar_queries); the rest may be zeros but for the first four */
+  const float* q; /* [num_queries][num_q_heads][head_dim_k]: of the last num_queries tokens of the
+                     sequence */
+  float* out;     /* [num_queries][num_q_heads][head_dim_v] */
+  int64_t num_queries; /* 0 .. the sequence's length */
+  float scale;         /* on q·k; commonly 1/sqrt(head_dim_k) */
+  float soft_cap;      /* > 0: logit = soft_cap * tanh(logit / soft_cap) */
+  int32_t
+      sliding_window; /* > 0: a query attends itself and the sliding_window − 1 tokens before it */
+  const float* sinks; /* [num_q_heads] learned logits that join the softmax sum and carry no value,
+                         or NULL */
+  float* lse;         /* [num_queries][num_q_heads] natural log of the softmax sum, or NULL */
+} oscar_queries;
+
+/* Causal attention of the sequence's last tokens over all of it: softmax(q·k·scale)·v, exactly
+ * where a token has an exact copy in the query's window, by the codes elsewhere. Allocates scratch
+ * only when a call is larger than those before it. */
+OSCAR_API oscar_status oscar_attend(oscar_cache* cache, int32_t sequence, int32_t layer,
+                                    const oscar_queries* queries);
+
+/* Stored bytes of one token in one layer: for each KV head its key, then its value, each as
+ * oscar_codec_key_bytes says. bytes: [num_bytes], num_bytes = oscar_codec_key_bytes +
+ * oscar_codec_value_bytes of the layer. */
+OSCAR_API oscar_status oscar_token_bytes(const oscar_cache* cache, int32_t sequence, int32_t layer,
+                                         int64_t token, uint8_t* bytes, size_t num_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* OSCAR_OSCAR_H_ */

@@ -1,0 +1,23 @@
+# The shared library exports the functions of the header, every one and nothing else.
+execute_process(COMMAND ${NM} -D --defined-only ${LIBRARY} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
+string(REGEX MATCHALL "[^ \n]+(\n|$)" exported "${symbols}")
+list(TRANSFORM exported STRIP)
+list(SORT exported)
+
+file(READ ${HEADER} text)
+string(REGEX MATCHALL "OSCAR_API [a-z0-9_ *]*[ *]oscar_[a-z_]+\\(" declarations "${text}")
+set(declared)
+foreach(declaration IN LISTS declarations)
+  string(REGEX MATCH "oscar_[a-z_]+\\($" name "${declaration}")
+  string(REPLACE "(" "" name "${name}")
+  list(APPEND declared ${name})
+endforeach()
+list(SORT declared)
+
+list(LENGTH declared num_declared)
+if(num_declared EQUAL 0)
+  message(FATAL_ERROR "${HEADER} declares no function that this test can find")
+endif()
+if(NOT exported STREQUAL declared)
+  message(FATAL_ERROR "exported: ${exported}\ndeclared: ${declared}")
+endif()
