@@ -86,9 +86,9 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path), target_(path) {
   if (fd_ < 0) {
     const int code = errno;
     const bool missing = code == ENOENT || code == ENOTDIR;
-    throw Error(missing ? ErrorCode::kNotFound : ErrorCode::kIo, "cannot write " + in_quotes(path) +
-                                                                     ": folder " + folder.string() +
-                                                                     "': " + reason_of(code));
+    throw Error(missing ? ErrorCode::kNotFound : ErrorCode::kIo,
+                "cannot write " + in_quotes(path) + ": folder " + in_quotes(folder.string()) +
+                    "': " + reason_of(code));
   }
   temporary_ = name;
   if (exists) ::fchmod(fd_, mode);  // open() took the umask off; a failure leaves the stricter mode

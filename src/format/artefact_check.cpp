@@ -190,7 +190,9 @@ class Checker {
         row[i] = -1;
         for (int k = 0; k < dim; ++k) {
           const float factor = matrix[std::int64_t{i} * dim + k];
-          for (int j = 0; j < dim; ++j) row[j] += factor * inverse[std::int64_t{k} * dim + j];
+          const float* from = inverse + std::int64_t{k} * dim;
+          float* to = row.data();
+          for (int j = 0; j < dim; ++j) to[j] += factor * from[j];
         }
         for (int j = 0; j < dim; ++j) {
           if (std::abs(row[j]) <= kMaxOrthogonalityError) continue;
