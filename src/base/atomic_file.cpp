@@ -88,7 +88,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path), target_(path) {
     const bool missing = code == ENOENT || code == ENOTDIR;
     throw Error(missing ? ErrorCode::kNotFound : ErrorCode::kIo,
                 "cannot write " + in_quotes(path) + ": folder " + in_quotes(folder.string()) +
-                    "': " + reason_of(code));
+                    ": " + reason_of(code));
   }
   temporary_ = name;
   if (exists) ::fchmod(fd_, mode);  // open() took the umask off; a failure leaves the stricter mode

@@ -93,7 +93,8 @@ TEST(AtomicFile, RefusesWhatIsNoFile) {
   struct stat status;
   ASSERT_EQ(::stat("/dev/full", &status), 0);
   EXPECT_TRUE(S_ISCHR(status.st_mode));
-  expect_error(ErrorCode::kNotFound, {"no/such/a", "No such file or directory"},
+  expect_error(ErrorCode::kNotFound,
+               {"no/such/a': folder '", "no/such': No such file or directory"},
                [&] { AtomicFile file(folder.file("no/such/a")); });
   expect_error(ErrorCode::kIo, {"the name is empty"}, [] { AtomicFile file(""); });
 }
