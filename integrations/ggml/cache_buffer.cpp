@@ -167,23 +167,44 @@ std::uint64_t CacheBuffer::bytes() const {
 void CacheBuffer::announce() const {
   const CacheGroup& group = *groups_.front();
   const GroupLayer& layer = group.layers().front();
-  std::uint64_t bytes_here = 0;
-  std::int64_t cells = 0;
+  std::uint64_t page_bytes = 0;
+  std::int64_t cells = 0, copies = 0;
   for (const auto& g : groups_) {
-    bytes_here += g->plane_bytes();
+    page_bytes += g->plane_bytes();
     cells = std::max(cells, g->num_rows());
+    copies = std::max(copies, g->copies().capacity());
   }
-  char text[320];
-  std::snprintf(
-      text, sizeof text,
-      "%s, keys %.4g and values %.4g bits a value, window %d + %d exact (%lld copies), %zu "
-      "layers, %lld cells, %.1f MiB codes + %.1f MiB copies, %s kernels",
-      method_name(group.artefact().method), layer.planes[0].layout.bits_per_value(),
-      layer.planes[1].layout.bits_per_value(), group.window().sink_tokens,
-      group.window().recent_tokens, static_cast<long long>(layer.info->group->copies().capacity()),
-      layers_.size(), static_cast<long long>(cells), static_cast<double>(bytes_here) / kMebibyte,
-      static_cast<double>(bytes() - bytes_here) / kMebibyte, layer.codec->kernels().name);
-  log_line(1, text);
+  const auto number = [](const char* format, auto value) {
+    char text[32];
+    std::snprintf(text, sizeof text, format, value);
+    return std::string(text);
+  };
+  const auto mebibytes = [&number](std::uint64_t bytes) {
+    return number("%.1f MiB", static_cast<double>(bytes) / kMebibyte);
+  };
+  std::string line = std::string(method_name(group.artefact().method)) + ": keys " +
+                     number("%.4g", layer.planes[0].layout.bits_per_value()) + ", values " +
+                     number("%.4g", layer.planes[1].layout.bits_per_value()) + " bits a value, " +
+                     std::to_string(layers_.size()) + " layers, " + std::to_string(cells) +
+                     " cells, " + mebibytes(page_bytes);
+  if (group.window_tokens() > 0) {
+    line += " and " + mebibytes(bytes() - page_bytes) + " for " + std::to_string(copies) +
+            " exact copies (the first " + std::to_string(group.window().sink_tokens) +
+            " and last " + std::to_string(group.window().recent_tokens) + " tokens)";
+  }
+  log_line(1, line + ", " + layer.codec->kernels().name + " kernels");
+  const auto has_static_mean = [](const GroupLayer& l) {
+    return l.artefact->rope < 0 && l.codec->key_mean(0) != nullptr;
+  };
+  for (const auto& g : groups_) {
+    for (const GroupLayer& l : g->layers()) {
+      if (!has_static_mean(l)) continue;
+      log_line(1, "layer " + std::to_string(l.info->layer) +
+                      ": the key mean is static, not by position" +
+                      (l.info->rope_note.empty() ? "" : ": " + l.info->rope_note));
+      return;
+    }
+  }
 }
 
 void CacheBuffer::clear(std::uint8_t value) {

@@ -84,9 +84,9 @@ std::vector<bf16_t> exact_values(const CacheGroup& group, const GroupLayer& laye
 }
 
 void make_unusable(CacheGroup* group, std::int64_t row, const std::string& reason) {
+  if (group->num_unusable == 0) group->unusable_reason() = reason;
   if (!group->unusable()[row]) ++group->num_unusable;
   group->unusable()[row] = true;
-  group->unusable_reason() = reason;
 }
 
 std::string restore_exact(CacheGroup* group, const GroupLayer& layer, Side side, std::int64_t row,

@@ -1,0 +1,158 @@
+// Shifts, options that llama.cpp offers and we do not serve, and what is reported, on a real model.
+#include <ggml-backend.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+#include "model_test_support.h"
+
+namespace oscar::ggml_plugin {
+namespace {
+
+class ModelLimits : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (test_model_path().empty()) {
+      GTEST_SKIP() << "no model: set OSCAR_TEST_MODEL to a GGUF file, or run scripts/test";
+    }
+  }
+  static Host& host() { return Host::instance(); }
+};
+
+// Drops tokens 8..23 and moves the rest back by 16, as a full context does; logits of the
+// continuation.
+std::vector<Logits> after_shift(Session* session, const Tokens& text) {
+  session->decode(slice(text, 0, 96), 0);
+  llama_memory_seq_rm(session->memory(), 0, 8, 24);
+  llama_memory_seq_add(session->memory(), 0, 24, -1, -16);
+  return session->decode_all(slice(text, 96, 16), 80);
+}
+
+// Exact keys are turned as llama.cpp turns its own; coded keys pay the coding error once more, not
+// more.
+TEST_F(ModelLimits, ContextShift) {
+  const Tokens text = host().text(112);
+  Session stock(host().stock());
+  const auto reference = after_shift(&stock, text);
+  host().configure("naive:k16v16");
+  Session exact(host().with_plugin());
+  const double exact_kl = mean_kl(reference, after_shift(&exact, text));
+
+  Session unshifted_stock(host().stock());
+  unshifted_stock.decode(slice(text, 0, 96), 0);
+  const auto unshifted = unshifted_stock.decode_all(slice(text, 96, 16), 96);
+  host().configure("quarot:k4v4,sink=4,recent=32");
+  Session coded(host().with_plugin()), shifted(host().with_plugin());
+  coded.decode(slice(text, 0, 96), 0);
+  const double coded_kl = mean_kl(unshifted, coded.decode_all(slice(text, 96, 16), 96));
+  const double shifted_kl = mean_kl(reference, after_shift(&shifted, text));
+  std::printf("KL after a shift: exact %.3g, 4 bits %.3g (%.3g without a shift)\n", exact_kl,
+              shifted_kl, coded_kl);
+  EXPECT_LT(exact_kl, 0.02);
+  // Two independent coding errors of one size: twice in the square, and as much again for the few
+  // tokens measured.
+  EXPECT_LT(shifted_kl, 4 * coded_kl + 0.02);
+}
+
+TEST_F(ModelLimits, OptionsThatAreNotServedAreRefused) {
+  struct Case {
+    const char* what;
+    Session::Change change;
+    const char* reason;
+  };
+  host().configure("quarot");
+  for (const Case& c :
+       {Case{"-fa off",
+             [](llama_context_params* p) { p->flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED; },
+             "use -fa on or auto"},
+        Case{"-ctk q8_0", [](llama_context_params* p) { p->type_k = GGML_TYPE_Q8_0; },
+             "cache_k_l0 has type q8_0"},
+        Case{"-ctv q4_0", [](llama_context_params* p) { p->type_v = GGML_TYPE_Q4_0; },
+             "cache_v_l0 has type q4_0"},
+        Case{"-ctk f32", [](llama_context_params* p) { p->type_k = GGML_TYPE_F32; },
+             "cache_k_l0 has type f32"}}) {
+    host().last_error();
+    Session session(host().with_plugin(), c.change);
+    EXPECT_FALSE(session.ok()) << c.what;
+    EXPECT_NE(host().last_error().find(c.reason), std::string::npos) << c.what;
+  }
+  host().last_error();
+  Session host_cache(host().with_plugin(), [](llama_context_params* p) { p->offload_kqv = false; });
+  ASSERT_TRUE(host_cache.ok());
+  EXPECT_FALSE(host_cache.decode(host().text(4), 0).empty());
+  EXPECT_NE(host().last_error().find("no layer has its KV cache on OSCAR0 (-nkvo"),
+            std::string::npos);
+}
+
+TEST_F(ModelLimits, PartOfTheLayersIsRefused) {
+  ggml_backend_dev_t devices[] = {ggml_backend_dev_by_name(kDeviceName), nullptr};
+  llama_model_params params = llama_model_default_params();
+  params.devices = devices;
+  params.n_gpu_layers = 10;
+  llama_model* model = llama_model_load_from_file(test_model_path().c_str(), params);
+  ASSERT_NE(model, nullptr);
+  host().configure("quarot");
+  host().last_error();
+  {
+    Session session(model);
+    EXPECT_FALSE(session.ok());
+    EXPECT_NE(host().last_error().find("use -ngl 99"), std::string::npos);
+  }
+  llama_model_free(model);
+}
+
+// 30 layers of 3 KV heads of 64 at 2.5 bits, and BF16 copies of the window.
+TEST_F(ModelLimits, ReportCountsBytes) {
+  host().configure("quarot:sink=8,recent=24");
+  Session session(host().with_plugin());
+  ASSERT_FALSE(session.decode(host().text(200), 0).empty());
+  const Report report = host().report();
+  const std::uint64_t values_per_cell = 30 * 2 * 192;
+  EXPECT_EQ(report.cells_used, 200u);
+  EXPECT_EQ(report.kv_values_used, 200 * values_per_cell);
+  EXPECT_EQ(report.kv_bytes_used, (200 * 5 / 2 + 32 * 16) * values_per_cell / 8);
+  EXPECT_EQ(report.kv_bytes_allocated, (1024 * 5 / 2 + 32 * 16) * values_per_cell / 8);
+  EXPECT_STREQ(report.method, "quarot");
+}
+
+// The first layer's attention against llama.cpp's own: the queries, keys and values are the same,
+// so what differs is the rounding of keys and values to BF16 (2^-9 a value) against F16.
+TEST_F(ModelLimits, FirstLayerMatchesLlamas) {
+  struct Capture {
+    std::vector<float> values;
+    static bool on_node(ggml_tensor* node, bool ask, void* self) {
+      const bool wanted = std::strcmp(node->name, "kqv_out-0") == 0;
+      if (ask || !wanted) return wanted || !ask;
+      auto& values = static_cast<Capture*>(self)->values;
+      values.resize(ggml_nelements(node));
+      ggml_backend_tensor_get(node, values.data(), 0, ggml_nbytes(node));
+      return true;
+    }
+  };
+  const auto capture = [](llama_model* model) {
+    Capture captured;
+    Session session(model, [&captured](llama_context_params* params) {
+      params->cb_eval = Capture::on_node;
+      params->cb_eval_user_data = &captured;
+    });
+    session.decode(host().text(64), 0);
+    return captured.values;
+  };
+  host().configure("naive:k16v16");
+  const std::vector<float> ours = capture(host().with_plugin()), theirs = capture(host().stock());
+  ASSERT_EQ(ours.size(), theirs.size());
+  ASSERT_FALSE(ours.empty());
+  double error = 0, norm = 0;
+  for (std::size_t i = 0; i < ours.size(); ++i) {
+    error += std::pow(double{ours[i]} - theirs[i], 2);
+    norm += std::pow(double{theirs[i]}, 2);
+  }
+  const double relative = std::sqrt(error / norm);
+  std::printf("first layer: relative error %.2g\n", relative);
+  EXPECT_LT(relative, 0x1p-8);
+}
+
+}  // namespace
+}  // namespace oscar::ggml_plugin
