@@ -158,7 +158,7 @@ void Block::code_logits(const PageMask& mask, std::int64_t page, float* logits) 
   if (!mean_.active()) return;
   std::int32_t positions[kPageSize];
   page_positions(page, mask.num_cells, positions);
-  mean_.add(positions, mask.num_cells, mask.seen_codes, logits);
+  mean_.add(positions, mask.num_cells, mask.seen_codes, logits, scratch_.copy_logits);
 }
 
 void Block::copy_logits(const PageMask& mask, std::int64_t page, float* logits) noexcept {

@@ -2,16 +2,24 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
+#include <bit>
+#include <limits>
+
+#include "attention/page_mask.h"
 
 namespace oscar::attention {
 namespace {
 
-// The pairs left out move no logit by more than this together, so no weight by more than 1e-5 of
-// itself: a hundredth of the error bound of the whole.
-constexpr float kDroppedLogit = 1e-5f;
-// dot_tile works on whole multiples of kHeadDimMultiple channels, two a pair.
-constexpr int kPairMultiple = kHeadDimMultiple / 2;
+using cache::RopeBasis;
+
+// Whether every seen cell t holds position start + t.
+bool follows(const std::int32_t* positions, std::uint64_t seen, std::int32_t start) {
+  for (std::uint64_t left = seen; left != 0; left &= left - 1) {
+    const int t = std::countr_zero(left);
+    if (positions[t] != start + t) return false;
+  }
+  return true;
+}
 
 }  // namespace
 
@@ -21,110 +29,149 @@ MeanTerm::MeanTerm(const cache::LayerCodec& codec, int kv_head, std::int64_t num
   const float* const mean = codec.key_mean(kv_head);
   if (mean == nullptr) return;
   active_ = true;
-  const int dim = codec.k_layout().head_dim;
-  rope_ = codec.rope();
-  if (rope_ == nullptr) {
-    for (std::int64_t row = 0; row < num_rows; ++row) {
-      double sum = 0;
-      for (int d = 0; d < dim; ++d) sum += double{scratch.q_raw[row * dim + d]} * mean[d];
-      scratch.mean_constant[row] = static_cast<float>(sum);
-    }
+  basis_ = codec.rope_basis();
+  if (basis_ != nullptr) {
+    load_pairs(mean);
     return;
   }
-  // mean_folded holds the coefficients of all pairs until the kept ones are picked from it.
-  const int num_pairs = rope_->spec().num_pairs();
+  const int dim = codec.k_layout().head_dim;
   for (std::int64_t row = 0; row < num_rows; ++row) {
-    scratch.mean_constant[row] = rope_->fold(scratch.q_raw + row * dim, mean, dim, 0,
-                                             scratch.mean_folded + row * 2 * num_pairs);
-  }
-  choose_pairs(scratch.mean_folded, num_pairs);
-  for (std::int64_t row = 0; row < num_rows; ++row) {
-    for (int k = 0; k < num_kept_; ++k) {
-      const float* const pair = scratch.mean_folded + (row * num_pairs + std::max(kept_[k], 0)) * 2;
-      scratch.mean_pairs[(row * num_kept_ + k) * 2] = kept_[k] < 0 ? 0.0f : pair[0];
-      scratch.mean_pairs[(row * num_kept_ + k) * 2 + 1] = kept_[k] < 0 ? 0.0f : pair[1];
-    }
-  }
-  for (int i = 0; i < kRopeTile; ++i) {
-    for (int k = 0; k < num_kept_; ++k) {
-      const float* const entry = rope_->tile() + (i * num_pairs + std::max(kept_[k], 0)) * 2;
-      scratch.mean_tile[(i * num_kept_ + k) * 2] = kept_[k] < 0 ? 0.0f : entry[0];
-      scratch.mean_tile[(i * num_kept_ + k) * 2 + 1] = kept_[k] < 0 ? 0.0f : entry[1];
-    }
+    double sum = 0;
+    for (int d = 0; d < dim; ++d) sum += double{scratch.q_raw[row * dim + d]} * mean[d];
+    scratch.mean_constant[row] = static_cast<float>(sum);
   }
 }
 
-void MeanTerm::choose_pairs(const float* base, int num_pairs) noexcept {
-  std::array<float, kMaxHeadDim / 2> reach{};  // the most a pair adds to any logit of the block
+// mean_fast [row][num_fast][2]: A, B at a tile's start. mean_slow [row][num_slow][2]: A, B at its
+// middle.
+void MeanTerm::load_pairs(const float* mean) noexcept {
+  const RopeTable& rope = *codec_.rope();
+  const int dim = codec_.k_layout().head_dim, num_fast = basis_->num_fast(),
+            num_slow = basis_->num_slow();
+  std::array<float, kMaxHeadDim> pairs;
   for (std::int64_t row = 0; row < num_rows_; ++row) {
-    for (int f = 0; f < num_pairs; ++f) {
-      const float* const pair = base + (row * num_pairs + f) * 2;
-      reach[f] = std::max(reach[f], std::hypot(pair[0], pair[1]));
+    scratch_.mean_constant[row] = rope.fold(scratch_.q_raw + row * dim, mean, dim, 0, pairs.data());
+    float* const fast = scratch_.mean_fast + row * 2 * num_fast;
+    for (int i = 0; i < num_fast; ++i) {
+      fast[2 * i] = pairs[2 * basis_->fast_pair(i)];
+      fast[2 * i + 1] = pairs[2 * basis_->fast_pair(i) + 1];
+    }
+    float* const slow = scratch_.mean_slow + row * 2 * num_slow;
+    for (int i = 0; i < num_slow; ++i) {
+      const double a = pairs[2 * basis_->slow_pair(i)], b = pairs[2 * basis_->slow_pair(i) + 1];
+      slow[2 * i] = static_cast<float>(a * basis_->middle_cos(i) + b * basis_->middle_sin(i));
+      slow[2 * i + 1] = static_cast<float>(b * basis_->middle_cos(i) - a * basis_->middle_sin(i));
     }
   }
-  std::array<int, kMaxHeadDim / 2> order;
-  for (int f = 0; f < num_pairs; ++f) order[f] = f;
-  std::sort(order.begin(), order.begin() + num_pairs,
-            [&](int a, int b) { return reach[a] != reach[b] ? reach[a] < reach[b] : a < b; });
-  int dropped = 0;
-  float total = 0;
-  while (dropped < num_pairs && total + reach[order[dropped]] <= kDroppedLogit)
-    total += reach[order[dropped++]];
-  std::sort(order.begin() + dropped, order.begin() + num_pairs);
-  num_kept_ = num_pairs - dropped;
-  std::copy(order.begin() + dropped, order.begin() + num_pairs, kept_);
-  while (num_kept_ % kPairMultiple != 0) kept_[num_kept_++] = -1;
 }
 
-void MeanTerm::add_run(std::int32_t start, int first_cell, int num_cells,
-                       float* logits) const noexcept {
-  // cos and sin of w_f·start: a unit vector turned by it.
-  std::array<float, kMaxHeadDim> unit{};
-  const RopeSpec& spec = rope_->spec();
-  for (int f = 0; f < spec.num_pairs(); ++f) unit[spec.first(f)] = 1.0f;
-  rope_->rotate(unit.data(), start);
-  std::array<float, kMaxHeadDim / 2 + kPairMultiple> cosine{}, sine{};
-  for (int k = 0; k < num_kept_; ++k) {
-    if (kept_[k] < 0) continue;
-    cosine[k] = unit[spec.first(kept_[k])] / spec.magnitude;
-    sine[k] = unit[spec.second(kept_[k])] / spec.magnitude;
-  }
-  for (std::int64_t row = 0; row < num_rows_; ++row) {
-    const float* const base = scratch_.mean_pairs + row * num_kept_ * 2;
-    float* const folded = scratch_.mean_folded + row * num_kept_ * 2;
-    for (int k = 0; k < num_kept_; ++k) {
-      folded[2 * k] = base[2 * k] * cosine[k] + base[2 * k + 1] * sine[k];
-      folded[2 * k + 1] = base[2 * k + 1] * cosine[k] - base[2 * k] * sine[k];
-    }
-  }
-  codec_.kernels().dot_tile({.q = scratch_.mean_folded,
-                             .k = scratch_.mean_tile,
-                             .logits = logits + first_cell,
-                             .num_rows = static_cast<int>(num_rows_),
-                             .num_tokens = num_cells,
-                             .head_dim = 2 * num_kept_,
-                             .q_stride = 2 * num_kept_,
-                             .k_stride = 2 * num_kept_,
-                             .logits_stride = kPageSize,
-                             .accumulate = true});
-}
-
-void MeanTerm::add(const std::int32_t* positions, int num_cells, std::uint64_t seen,
-                   float* logits) const noexcept {
+void MeanTerm::add_constant(float* logits) const noexcept {
   for (std::int64_t row = 0; row < num_rows_; ++row) {
     const float constant = scratch_.mean_constant[row];
-    float* const row_logits = logits + row * kPageSize;
-    for (int t = 0; t < num_cells; ++t) row_logits[t] += constant;
+    for (int t = 0; t < kPageSize; ++t) logits[row * kPageSize + t] += constant;
   }
-  if (rope_ == nullptr || num_kept_ == 0) return;
-  int first = 0;
-  while (first < num_cells) {
-    int last = first + 1;
-    while (last < num_cells && positions[last] == positions[first] + (last - first)) ++last;
-    const std::uint64_t run = low_bits(last) & ~low_bits(first);
-    if (positions[first] >= 0 && (run & seen) != 0)
-      add_run(positions[first], first, last - first, logits);
-    first = last;
+}
+
+// A cos(w(s + i)) + B sin(w(s + i)) = (A cos ws + B sin ws) cos wi + (B cos ws − A sin ws) sin wi.
+void MeanTerm::fold_fast_pairs(const float* cosines, const float* sines) const noexcept {
+  const int num_fast = basis_->num_fast();
+  for (std::int64_t row = 0; row < num_rows_; ++row) {
+    const float* const pairs = scratch_.mean_fast + row * 2 * num_fast;
+    float* const folded = scratch_.mean_folded + row * basis_->num_columns();
+    for (int i = 0; i < num_fast; ++i) {
+      folded[2 * i] = pairs[2 * i] * cosines[i] + pairs[2 * i + 1] * sines[i];
+      folded[2 * i + 1] = pairs[2 * i + 1] * cosines[i] - pairs[2 * i] * sines[i];
+    }
+  }
+}
+
+// The polynomials' coefficients are linear in A and B: one small matrix a tile, shared by all rows.
+void MeanTerm::project_slow_pairs(const float* cosines, const float* sines) const noexcept {
+  constexpr int kPolynomials = RopeBasis::kPolynomials;
+  const int num_slow = basis_->num_slow(), num_columns = basis_->num_columns();
+  float* const coefficients = scratch_.mean_folded + 2 * basis_->num_fast();
+  for (std::int64_t row = 0; row < num_rows_; ++row)
+    std::fill_n(coefficients + row * num_columns, kPolynomials, 0.0f);
+  if (num_slow == 0) return;
+  for (int i = 0; i < num_slow; ++i) {
+    const float* const series = basis_->chebyshev(i);
+    float* const of_a = scratch_.mean_projection + std::int64_t{2} * i * kPolynomials;
+    float* const of_b = of_a + kPolynomials;
+    const float cosine = cosines[i], sine = sines[i];
+    for (int k = 0; k < RopeBasis::kEven; ++k) {
+      of_a[k] = cosine * series[k];
+      of_b[k] = sine * series[k];
+    }
+    for (int k = RopeBasis::kEven; k < kPolynomials; ++k) {
+      of_a[k] = -sine * series[k];
+      of_b[k] = cosine * series[k];
+    }
+  }
+  codec_.kernels().accumulate_tile({.p = scratch_.mean_slow,
+                                    .v = scratch_.mean_projection,
+                                    .out = coefficients,
+                                    .num_rows = static_cast<int>(num_rows_),
+                                    .num_tokens = 2 * num_slow,
+                                    .head_dim = kPolynomials,
+                                    .p_stride = 2 * num_slow,
+                                    .v_stride = kPolynomials,
+                                    .out_stride = num_columns});
+}
+
+void MeanTerm::add_tile(std::int32_t start, float* logits) const noexcept {
+  // cos and sin of w_f·start: unit vectors turned by it. Turning back divides by the magnitude.
+  const RopeTable& rope = *codec_.rope();
+  const RopeSpec& spec = rope.spec();
+  std::array<float, kMaxHeadDim> unit{};
+  for (int f = 0; f < spec.num_pairs(); ++f) unit[spec.first(f)] = 1.0f;
+  rope.rotate(unit.data(), start);
+  const float undo = start < 0 ? spec.magnitude : 1.0f / spec.magnitude;
+  std::array<float, kMaxHeadDim / 2> cosines, sines;
+  for (int i = 0; i < basis_->num_fast(); ++i) {
+    cosines[i] = unit[spec.first(basis_->fast_pair(i))] * undo;
+    sines[i] = unit[spec.second(basis_->fast_pair(i))] * undo;
+  }
+  fold_fast_pairs(cosines.data(), sines.data());
+  for (int i = 0; i < basis_->num_slow(); ++i) {
+    cosines[i] = unit[spec.first(basis_->slow_pair(i))] * undo;
+    sines[i] = unit[spec.second(basis_->slow_pair(i))] * undo;
+  }
+  project_slow_pairs(cosines.data(), sines.data());
+  codec_.kernels().accumulate_tile({.p = scratch_.mean_folded,
+                                    .v = basis_->columns(),
+                                    .out = logits,
+                                    .num_rows = static_cast<int>(num_rows_),
+                                    .num_tokens = basis_->num_columns(),
+                                    .head_dim = kRopeTile,
+                                    .p_stride = basis_->num_columns(),
+                                    .v_stride = kRopeTile,
+                                    .out_stride = kPageSize});
+}
+
+void MeanTerm::add(const std::int32_t* positions, int num_cells, std::uint64_t seen, float* logits,
+                   float* tile_logits) const noexcept {
+  add_constant(logits);
+  if (basis_ == nullptr) return;
+  const int first_seen = std::countr_zero(seen);
+  if (const std::int32_t start = positions[first_seen] - first_seen;
+      follows(positions, seen, start)) {
+    return add_tile(start, logits);
+  }
+  // Cells out of order: tile by tile of positions, each cell takes its own from it.
+  while (seen != 0) {
+    std::int32_t start = std::numeric_limits<std::int32_t>::max();
+    for (int t = 0; t < num_cells; ++t) {
+      if ((seen >> t & 1) != 0) start = std::min(start, positions[t]);
+    }
+    std::fill_n(tile_logits, num_rows_ * kPageSize, 0.0f);
+    add_tile(start, tile_logits);
+    for (int t = 0; t < num_cells; ++t) {
+      if ((seen >> t & 1) == 0 || positions[t] >= std::int64_t{start} + kRopeTile) continue;
+      seen &= ~(std::uint64_t{1} << t);
+      for (std::int64_t row = 0; row < num_rows_; ++row) {
+        logits[row * kPageSize + t] += tile_logits[row * kPageSize + positions[t] - start];
+      }
+    }
   }
 }
 

@@ -2,15 +2,12 @@
 // j.
 //
 // Per query row it is a constant (channels without rotation) plus Σ_f A_f cos(w_f j) + B_f sin(w_f
-// j). Written over a run of consecutive positions j = start + i, the start is folded into A and B
-// once per run, and the rest is a product with one constant table of cos(w_f i), sin(w_f i). Pairs
-// that cannot move any logit of the block by more than a bound are left out.
+// j). Over a tile of 64 positions it is a product of a few coefficients a row with the columns of
+// cache::RopeBasis; a tile's start goes into the coefficients.
 #pragma once
 
 #include <cstdint>
 
-#include "attention/attention.h"
-#include "attention/page_mask.h"
 #include "attention/scratch.h"
 
 namespace oscar::attention {
@@ -23,22 +20,24 @@ class MeanTerm {
 
   bool active() const { return active_; }
 
-  // logits[row][t] += the term, for cells t < num_cells of the page; cells outside `seen` may be
-  // left as they are. positions: [num_cells].
-  void add(const std::int32_t* positions, int num_cells, std::uint64_t seen,
-           float* logits) const noexcept;
+  // logits[row][t] += the term for the cells of `seen` (bits of [0, num_cells)); other cells get
+  // anything. positions: [num_cells]. tile_logits: scratch, [num_rows][64].
+  void add(const std::int32_t* positions, int num_cells, std::uint64_t seen, float* logits,
+           float* tile_logits) const noexcept;
 
  private:
-  void choose_pairs(const float* base, int num_pairs) noexcept;
-  void add_run(std::int32_t start, int first_cell, int num_cells, float* logits) const noexcept;
+  void load_pairs(const float* mean) noexcept;
+  void add_constant(float* logits) const noexcept;
+  // logits[row][i] += the rotating part at position start + i, i in [0, 64).
+  void add_tile(std::int32_t start, float* logits) const noexcept;
+  void fold_fast_pairs(const float* cosines, const float* sines) const noexcept;
+  void project_slow_pairs(const float* cosines, const float* sines) const noexcept;
 
   const cache::LayerCodec& codec_;
   const Scratch& scratch_;
   std::int64_t num_rows_;
   bool active_ = false;
-  const RopeTable* rope_ = nullptr;  // null: only the constant
-  int num_kept_ = 0;                 // pairs, zero-padded to a multiple of 8
-  int kept_[kMaxHeadDim / 2 + 8];    // pair of each kept column, −1: padding
+  const cache::RopeBasis* basis_ = nullptr;  // null: only the constant
 };
 
 }  // namespace oscar::attention

@@ -61,9 +61,10 @@ Scratch carve_scratch(const Plan& plan, Carver* carver) {
   s.rescale = carver->take<float>(rows);
   s.finished = carver->take<float>(rows * dv);
   s.mean_constant = carver->take<float>(rows);
-  s.mean_pairs = carver->take<float>(rows * dk);
-  s.mean_folded = carver->take<float>(rows * dk);
-  s.mean_tile = carver->take<float>(kPageSize * dk);
+  s.mean_fast = carver->take<float>(rows * dk);
+  s.mean_slow = carver->take<float>(rows * dk);
+  s.mean_folded = carver->take<float>(rows * (dk + cache::RopeBasis::kPolynomials));
+  s.mean_projection = carver->take<float>(dk * cache::RopeBasis::kPolynomials);
   s.visible = carver->take<std::uint64_t>(plan.queries_per_block);
   s.copied = carver->take<std::uint64_t>(plan.queries_per_block);
   return s;

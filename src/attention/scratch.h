@@ -41,18 +41,20 @@ struct State {
 
 // What one thread needs while it works on one task.
 struct Scratch {
-  float* q_raw;            // [num_rows][head_dim_k] times the scale
-  float* q_rotated;        // [num_rows][head_dim_k]
-  float* k_tile;           // [64][head_dim_k]
-  float* v_tile;           // [64][head_dim_v]
-  float* logits;           // [num_rows][64]
-  float* copy_logits;      // [num_rows][64]
-  float* rescale;          // [num_rows]
-  float* finished;         // [num_rows][head_dim_v]
+  float* q_raw;        // [num_rows][head_dim_k] times the scale
+  float* q_rotated;    // [num_rows][head_dim_k]
+  float* k_tile;       // [64][head_dim_k]
+  float* v_tile;       // [64][head_dim_v]
+  float* logits;       // [num_rows][64]
+  float* copy_logits;  // [num_rows][64]
+  float* rescale;      // [num_rows]
+  float* finished;     // [num_rows][head_dim_v]
+  // MeanTerm's; a row has num_fast + num_slow ≤ head_dim_k / 2 pairs.
   float* mean_constant;    // [num_rows]
-  float* mean_pairs;       // [num_rows][head_dim_k] coefficients at position 0
-  float* mean_folded;      // [num_rows][head_dim_k] coefficients at a run's start
-  float* mean_tile;        // [64][head_dim_k] cos, sin of the kept pairs
+  float* mean_fast;        // [num_rows][num_fast][2]
+  float* mean_slow;        // [num_rows][num_slow][2]
+  float* mean_folded;      // [num_rows][2·num_fast + kPolynomials]
+  float* mean_projection;  // [2·num_slow][kPolynomials]
   std::uint64_t* visible;  // [queries_per_block] bit t: cell t of the page is attended
   std::uint64_t* copied;   // [queries_per_block] bit t: and by its exact copy
 };

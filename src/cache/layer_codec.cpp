@@ -141,6 +141,8 @@ LayerCodec::LayerCodec(const Artefact& artefact, const ArtefactLayer& layer,
       query_transform_ = layer.k_transform_inverse_transposed;
     }
     if (!is_zero(layer.k_mean)) k_mean_ = layer.k_mean;
+    if (!k_mean_.empty() && rope_ != nullptr)
+      rope_basis_ = std::make_shared<RopeBasis>(rope_->spec());
   }
   if (!values_are_exact()) {
     const auto& clip = layer.v_clip[clip_index(v_layout_.quant.bits)];

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/bf16.h"
+#include "cache/rope_basis.h"
 #include "format/artefact.h"
 #include "format/plane_layout.h"
 #include "kernels/kernels.h"
@@ -65,7 +66,8 @@ class LayerCodec {
   const float* output_transform(int kv_head) const;  // [head_dim_v][head_dim_v]: o = õ · this
   const float* key_mean(int kv_head) const;          // [head_dim_k] before RoPE, or null: none
   const float* value_mean(int kv_head) const;        // [head_dim_v] raw basis, or null: none
-  const RopeTable* rope() const { return rope_.get(); }  // null: the key mean is static
+  const RopeTable* rope() const { return rope_.get(); }              // null: the key mean is static
+  const RopeBasis* rope_basis() const { return rope_basis_.get(); }  // null: no mean before RoPE
   const kernels::KernelSet& kernels() const { return *kernels_; }
 
  private:
@@ -85,6 +87,7 @@ class LayerCodec {
   std::vector<float> k_mean_, v_mean_;  // [num_kv_heads][head_dim]; empty: none
   std::vector<float> k_clip_, v_clip_;  // [num_kv_heads]
   std::shared_ptr<const RopeTable> rope_;
+  std::shared_ptr<const RopeBasis> rope_basis_;
   const kernels::KernelSet* kernels_;
 };
 
