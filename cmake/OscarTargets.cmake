@@ -22,13 +22,17 @@ function(oscar_library name)
 endfunction()
 
 # oscar_test(NAME SOURCES… [LINK targets…] [LABELS labels…]): a GoogleTest program, run as one CTest test. The label "model" is for
-# tests that need a GGUF model: they find the models in $OSCAR_MODEL_DIR.
+# tests that need a GGUF model, $OSCAR_TEST_MODEL; where it was given, skipping for want of one is a failure.
 function(oscar_test name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINK;LABELS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_LINK} oscar_flags GTest::gtest GTest::gtest_main)
   add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" ENVIRONMENT "OSCAR_MODEL_DIR=${OSCAR_MODEL_DIR}")
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}")
+  if(OSCAR_TEST_MODEL)
+    set_tests_properties(${name} PROPERTIES
+      ENVIRONMENT "OSCAR_TEST_MODEL=${OSCAR_TEST_MODEL}" FAIL_REGULAR_EXPRESSION "no model: set OSCAR_TEST_MODEL")
+  endif()
 endfunction()
 
 # oscar_fuzzer(NAME SOURCES… [LINK targets…]): a libFuzzer program; the target `fuzzers` builds all of them.
