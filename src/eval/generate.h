@@ -22,6 +22,7 @@ struct SamplingOptions {
 struct Generation {
   std::string text;
   std::int64_t num_prompt_tokens = 0, num_new_tokens = 0;
+  std::int64_t num_decode_steps = 0;  // one fewer than new tokens: the last is not fed back
   double prefill_seconds = 0, decode_seconds = 0;
 
   double prefill_tokens_per_second() const;

@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "base/error.h"
@@ -77,9 +78,13 @@ Bytes good_file() {
 
 class GgufFiles : public testing::Test {
  protected:
+  GgufFiles() : folder_(testing::TempDir() + "oscar_gguf_" + std::to_string(::getpid())) {
+    std::filesystem::create_directory(folder_);
+  }
+  ~GgufFiles() override { std::filesystem::remove_all(folder_); }
+
   std::string write(const std::string& bytes, const std::string& name = "model.gguf") {
-    const std::string path =
-        testing::TempDir() + "oscar_gguf_" + std::to_string(::getpid()) + "_" + name;
+    const std::string path = folder_ + "/" + name;
     std::ofstream(path, std::ios::binary) << bytes;
     return path;
   }
@@ -102,6 +107,9 @@ class GgufFiles : public testing::Test {
     EXPECT_NE(refusal(file.bytes()).find(part), std::string::npos)
         << "'" << refusal(file.bytes()) << "' lacks '" << part << "'";
   }
+
+ private:
+  std::string folder_;
 };
 
 TEST_F(GgufFiles, AGoodFileIsRead) {
@@ -287,7 +295,6 @@ TEST_F(GgufFiles, LongHeadersCostLittleMemory) {
   constexpr long kSlackKib = 16 << 10;  // of the map's nodes and the allocator
   EXPECT_LE(after.ru_maxrss - before.ru_maxrss,
             static_cast<long>(kMaxKeptBytes / 1024) + kSlackKib);
-  ::unlink(path.c_str());
 }
 
 }  // namespace

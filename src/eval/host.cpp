@@ -123,7 +123,16 @@ void Host::throw_if_stopped() const {
   if (stopped()) throw Error(ErrorCode::kInterrupted, "interrupted");
 }
 
-std::string Host::take_error() { return std::exchange(first_error_, std::string()); }
+std::string Host::take_error() {
+  std::string error = std::exchange(first_error_, std::string());
+  // Names of llama.cpp's functions say nothing to a user.
+  for (const std::string prefix :
+       {"llama_model_load: ", "error loading model: ", "error loading model hyperparameters: ",
+        "error loading model vocabulary: "}) {
+    if (error.compare(0, prefix.size(), prefix) == 0) error.erase(0, prefix.size());
+  }
+  return error;
+}
 
 void Host::on_log(ggml_log_level level, const char* text, void* self) {
   Host& host = *static_cast<Host*>(self);

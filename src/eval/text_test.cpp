@@ -12,10 +12,11 @@ namespace {
 
 class TextFiles : public testing::Test {
  protected:
+  ~TextFiles() override { ::unlink(path_.c_str()); }
+
   std::string write(const std::string& bytes) {
-    const std::string path = testing::TempDir() + "oscar_text_test_" + std::to_string(::getpid());
-    std::ofstream(path, std::ios::binary) << bytes;
-    return path;
+    std::ofstream(path_, std::ios::binary) << bytes;
+    return path_;
   }
 
   std::string refusal(const std::string& bytes) {
@@ -28,6 +29,9 @@ class TextFiles : public testing::Test {
     }
     return "";
   }
+
+ private:
+  const std::string path_ = testing::TempDir() + "oscar_text_test_" + std::to_string(::getpid());
 };
 
 TEST(Utf8, WellFormedTextPasses) {

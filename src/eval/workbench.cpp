@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "calibrate/methods.h"
 
 namespace oscar::eval {
 namespace {
@@ -31,9 +32,19 @@ Model& Workbench::model(Placement placement) {
 void Workbench::check(const KvChoice& kv) const {
   if (kv.spec.kind == KvSpec::Kind::kHostType) return;
   check_packed_cache_supports(file_);
+  const ModelFingerprint& model = file_.fingerprint;
+  Artefact artefact;
   if (kv.spec.kind == KvSpec::Kind::kFile) {
-    check_fingerprint(load_artefact(kv.spec.file), file_.fingerprint);
+    artefact = load_artefact(kv.spec.file);
+    check_fingerprint(artefact, model);
+  } else if (!needs_calibration(kv)) {
+    const calibrate::LayerShape shape = {model.num_q_heads, model.num_kv_heads, model.head_dim_k,
+                                         model.head_dim_v};
+    artefact = calibrate::make_data_free(kv.spec.method, model, {{0, shape}});
+  } else {
+    return;  // checked again with its artefact
   }
+  calibrate::apply_kv_spec(kv.spec, &artefact);
 }
 
 void Workbench::check_context(std::int64_t num_tokens) const {

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "base/error.h"
+#include "calibrate/methods.h"
 
 namespace oscar::tool {
 namespace {
@@ -17,17 +17,30 @@ std::string quant_text(const QuantSpec& quant) {
   return format("%d bits, groups of %d, %s levels%s", quant.bits, quant.group_size, codebook, fit);
 }
 
-std::string transform_text(const Artefact& artefact) {
-  std::string text;
-  switch (artefact.method) {
-    case Method::kNaive: return "none";
-    case Method::kQuarot: text = "H"; break;
-    case Method::kOscar: text = "U"; break;
-    case Method::kOscarPlus: text = artefact.key_smoothing ? "diag(1/s)" : ""; break;
+// What one side's matrices are, told from their entries: the Hadamard mix alone, another rotation
+// (of an eigenbasis), or one with a scale a channel, whose inverse is stored.
+std::string transform_text(const std::vector<float>& transform, bool has_inverse, int head_dim) {
+  if (has_inverse) return "smoothed";
+  if (transform.empty()) return "none";
+  const std::vector<float> mix = calibrate::hadamard_times_p(head_dim);
+  constexpr float kTolerance = 1e-5f;  // of an entry; those of the mix are at least 1/16
+  bool is_mix = true, is_identity = true;
+  for (std::size_t i = 0; i < transform.size(); ++i) {
+    const std::size_t entry = i % mix.size();
+    const bool diagonal = entry % static_cast<std::size_t>(head_dim + 1) == 0;
+    is_mix = is_mix && std::abs(transform[i] - mix[entry]) < kTolerance;
+    is_identity = is_identity && std::abs(transform[i] - (diagonal ? 1.0f : 0.0f)) < kTolerance;
   }
-  if (artefact.hadamard && artefact.method != Method::kQuarot) text += text.empty() ? "H" : "·H";
-  if (artefact.hadamard && artefact.method == Method::kOscar) text += "·P";
-  return text.empty() ? "none" : text;
+  return is_mix ? "Hadamard" : is_identity ? "none" : "rotated";
+}
+
+std::string key_transform_text(const ArtefactLayer& layer) {
+  return transform_text(layer.k_transform, !layer.k_transform_inverse_transposed.empty(),
+                        layer.head_dim_k);
+}
+
+std::string value_transform_text(const ArtefactLayer& layer) {
+  return transform_text(layer.v_transform, !layer.v_inverse.empty(), layer.head_dim_v);
 }
 
 // Participation ratio (Σλ)²/Σλ² of each head's spectrum over its size, averaged: 1 when all
@@ -67,14 +80,15 @@ Json number_or_null(double value) { return std::isnan(value) ? Json() : Json(val
 }  // namespace
 
 void print_layers(const Artefact& artefact) {
-  std::vector<std::vector<std::string>> table = {{"layer", "KV heads", "head size", "K spread",
-                                                  "V spread", "K clip", "V clip", "K error",
-                                                  "V error"}};
+  std::vector<std::vector<std::string>> table = {{"layer", "KV heads", "head size", "K basis",
+                                                  "V basis", "K spread", "V spread", "K clip",
+                                                  "V clip", "K error", "V error"}};
   for (const ArtefactLayer& layer : artefact.layers) {
     table.push_back({std::to_string(layer.layer), std::to_string(layer.num_kv_heads),
                      layer.head_dim_k == layer.head_dim_v ? std::to_string(layer.head_dim_k)
                                                           : std::to_string(layer.head_dim_k) + "/" +
                                                                 std::to_string(layer.head_dim_v),
+                     key_transform_text(layer), value_transform_text(layer),
                      figure("%.3f", spectrum_spread(layer.k_spectrum, layer.num_kv_heads)),
                      figure("%.3f", spectrum_spread(layer.v_spectrum, layer.num_kv_heads)),
                      figure("%.3f", mean_clip(layer.k_clip, artefact.k_quant.bits)),
@@ -90,18 +104,17 @@ void print_layers(const Artefact& artefact) {
 
 void print_artefact(const Artefact& artefact) {
   const ModelFingerprint& model = artefact.model;
-  print_table(
-      {{"method", method_name(artefact.method)},
-       {"key transform", transform_text(artefact)},
-       {"keys", quant_text(artefact.k_quant)},
-       {"values", quant_text(artefact.v_quant)},
-       {"model", format("%s, %d layers, %d query heads, %d KV heads, head size %d/%d",
-                        one_line(model.architecture, 60).c_str(), model.num_layers,
-                        model.num_q_heads, model.num_kv_heads, model.head_dim_k, model.head_dim_v)},
-       {"weights hash", model.weights_hash.empty() ? "not recorded" : model.weights_hash}});
-  for (const auto& [key, value] : artefact.info) {
-    std::printf("%s: %s\n", one_line(key, 60).c_str(), one_line(value, 200).c_str());
-  }
+  const auto line = [](const std::string& name, const std::string& value) {
+    std::printf("%s: %s\n", one_line(name, 60).c_str(), one_line(value, 200).c_str());
+  };
+  line("method", method_name(artefact.method));
+  line("keys", quant_text(artefact.k_quant));
+  line("values", quant_text(artefact.v_quant));
+  line("model", format("%s, %d layers, %d query heads, %d KV heads, head size %d/%d",
+                       one_line(model.architecture, 60).c_str(), model.num_layers,
+                       model.num_q_heads, model.num_kv_heads, model.head_dim_k, model.head_dim_v));
+  line("weights hash", model.weights_hash.empty() ? "not recorded" : model.weights_hash);
+  for (const auto& [key, value] : artefact.info) line(key, value);
   print_layers(artefact);
 }
 
@@ -116,7 +129,6 @@ Json artefact_json(const Artefact& artefact) {
   Json json;
   json["version"] = OSCAR_VERSION;
   json["method"] = method_name(artefact.method);
-  json["key_transform"] = transform_text(artefact);
   json["key_smoothing"] = artefact.key_smoothing;
   json["hadamard"] = artefact.hadamard;
   json["keys"] = quant_json(artefact.k_quant);
@@ -130,6 +142,8 @@ Json artefact_json(const Artefact& artefact) {
   for (const ArtefactLayer& layer : artefact.layers) {
     json["layers"].push_back(
         {{"layer", layer.layer},
+         {"k_basis", key_transform_text(layer)},
+         {"v_basis", value_transform_text(layer)},
          {"num_kv_heads", layer.num_kv_heads},
          {"head_dim_k", layer.head_dim_k},
          {"head_dim_v", layer.head_dim_v},

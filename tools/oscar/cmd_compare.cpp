@@ -73,6 +73,11 @@ void run_compare(const CompareCommand& command) {
       eval::tokenize(model.vocab(), text.bytes(), command.ctx, /*parse_special=*/false);
   eval::EvalOptions options;
   options.context_tokens = static_cast<std::int64_t>(tokens.size());
+  if (options.context_tokens < eval::kMinEvalContext) {
+    throw Error(ErrorCode::kInvalidArgument,
+                command.text + ": has " + std::to_string(tokens.size()) + " tokens; at least " +
+                    std::to_string(eval::kMinEvalContext) + " are needed");
+  }
 
   std::vector<Row> rows;
   for (const eval::KvChoice& kv : kvs) {

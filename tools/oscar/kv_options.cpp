@@ -91,6 +91,7 @@ std::vector<eval::KvChoice> choose_kvs(const std::vector<std::string>& specs,
   for (eval::KvChoice& choice : choices) {
     if (!eval::needs_calibration(choice)) continue;
     eval::use_artefact(&choice, kept_artefact(choice.spec.method, workbench));
+    workbench->check(choice);
   }
   return choices;
 }

@@ -24,9 +24,14 @@ int fail(int status, const std::string& message) {
   return status;
 }
 
-// The last resort where ggml meets a state that it cannot return from.
+// The last resort where ggml meets a state that it cannot return from. Its message begins with the
+// path of a source file on the machine that built it.
 void on_ggml_abort(const char* message) {
-  ::_exit(fail(kErrorExit, std::string("llama.cpp gave up: ") + message));
+  const std::string text = message;
+  const std::size_t folder = text.substr(0, text.find(':')).rfind('/');
+  const std::string& model = oscar::tool::current_model();
+  ::_exit(fail(kErrorExit, (model.empty() ? "" : model + ": ") + "llama.cpp cannot work with it: " +
+                               text.substr(folder == std::string::npos ? 0 : folder + 1)));
 }
 
 int run(CLI::App* program, int argc, char** argv) {

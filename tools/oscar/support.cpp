@@ -20,6 +20,7 @@ constexpr int kMaxThreads = 512;
 constexpr int kInterruptedExit = 130;
 
 std::atomic<bool> stop_requested{false};
+std::string model_path;
 
 // The second signal does not wait for the work to notice the first.
 void on_signal(int) {
@@ -43,6 +44,9 @@ void catch_signals() {
   action.sa_flags = SA_RESTART;
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
+  // A file that may not grow is an error of the write, not a death.
+  action.sa_handler = SIG_IGN;
+  ::sigaction(SIGXFSZ, &action, nullptr);
 }
 
 void add_json_option(CLI::App* app, CommonOptions* options) {
@@ -65,6 +69,7 @@ int num_threads(const CommonOptions& options) {
 }
 
 Session open_session(const CommonOptions& options) {
+  model_path = options.model;
   // The plugin logs to stderr by itself; refusals come back as errors, so it may be silent.
   if (std::getenv("OSCAR_LOG") == nullptr) {
     ::setenv("OSCAR_LOG", options.verbose ? "2" : "0", 1);
@@ -80,6 +85,8 @@ Session open_session(const CommonOptions& options) {
       std::make_unique<eval::Workbench>(session.host.get(), options.model, num_threads(options));
   return session;
 }
+
+const std::string& current_model() { return model_path; }
 
 void note(const std::string& text) { std::fprintf(stderr, "note: %s\n", text.c_str()); }
 void warn(const std::string& text) { std::fprintf(stderr, "warning: %s\n", text.c_str()); }

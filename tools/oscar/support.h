@@ -39,6 +39,8 @@ struct Session {
   std::unique_ptr<eval::Workbench> workbench;
 };
 Session open_session(const CommonOptions& options);
+// The path that open_session was given last, for the message of an abort; "" before.
+const std::string& current_model();
 
 // One line on stderr: what was done that the user did not ask for in so many words.
 void note(const std::string& text);
