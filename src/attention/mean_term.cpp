@@ -12,8 +12,11 @@ namespace {
 
 using cache::RopeBasis;
 
-// Whether every seen cell t holds position start + t.
-bool follows(const std::int32_t* positions, std::uint64_t seen, std::int32_t start) {
+// Whether every seen cell t < num_cells holds position start + t.
+bool follows(const std::int32_t* positions, int num_cells, std::uint64_t seen, std::int32_t start) {
+  std::int32_t differences = 0;
+  for (int t = 0; t < num_cells; ++t) differences |= positions[t] ^ (start + t);
+  if (differences == 0) return true;
   for (std::uint64_t left = seen; left != 0; left &= left - 1) {
     const int t = std::countr_zero(left);
     if (positions[t] != start + t) return false;
@@ -73,8 +76,13 @@ void MeanTerm::add_constant(float* logits) const noexcept {
 }
 
 // A cos(w(s + i)) + B sin(w(s + i)) = (A cos ws + B sin ws) cos wi + (B cos ws − A sin ws) sin wi.
-void MeanTerm::fold_fast_pairs(const float* cosines, const float* sines) const noexcept {
+void MeanTerm::fold_fast_pairs() const noexcept {
   const int num_fast = basis_->num_fast();
+  std::array<float, kMaxHeadDim / 2> cosines, sines;
+  for (int i = 0; i < num_fast; ++i) {
+    cosines[i] = static_cast<float>(cosines_[i]);
+    sines[i] = static_cast<float>(sines_[i]);
+  }
   for (std::int64_t row = 0; row < num_rows_; ++row) {
     const float* const pairs = scratch_.mean_fast + row * 2 * num_fast;
     float* const folded = scratch_.mean_folded + row * basis_->num_columns();
@@ -86,7 +94,7 @@ void MeanTerm::fold_fast_pairs(const float* cosines, const float* sines) const n
 }
 
 // The polynomials' coefficients are linear in A and B: one small matrix a tile, shared by all rows.
-void MeanTerm::project_slow_pairs(const float* cosines, const float* sines) const noexcept {
+void MeanTerm::project_slow_pairs() const noexcept {
   constexpr int kPolynomials = RopeBasis::kPolynomials;
   const int num_slow = basis_->num_slow(), num_columns = basis_->num_columns();
   float* const coefficients = scratch_.mean_folded + 2 * basis_->num_fast();
@@ -95,17 +103,19 @@ void MeanTerm::project_slow_pairs(const float* cosines, const float* sines) cons
   if (num_slow == 0) return;
   for (int i = 0; i < num_slow; ++i) {
     const float* const series = basis_->chebyshev(i);
-    float* const of_a = scratch_.mean_projection + std::int64_t{2} * i * kPolynomials;
-    float* const of_b = of_a + kPolynomials;
-    const float cosine = cosines[i], sine = sines[i];
+    const float cosine = static_cast<float>(cosines_[basis_->num_fast() + i]);
+    const float sine = static_cast<float>(sines_[basis_->num_fast() + i]);
+    std::array<float, 2 * kPolynomials> of_a_and_b;
     for (int k = 0; k < RopeBasis::kEven; ++k) {
-      of_a[k] = cosine * series[k];
-      of_b[k] = sine * series[k];
+      of_a_and_b[k] = cosine * series[k];
+      of_a_and_b[kPolynomials + k] = sine * series[k];
     }
     for (int k = RopeBasis::kEven; k < kPolynomials; ++k) {
-      of_a[k] = -sine * series[k];
-      of_b[k] = cosine * series[k];
+      of_a_and_b[k] = -sine * series[k];
+      of_a_and_b[kPolynomials + k] = cosine * series[k];
     }
+    std::copy(of_a_and_b.begin(), of_a_and_b.end(),
+              scratch_.mean_projection + i * of_a_and_b.size());
   }
   codec_.kernels().accumulate_tile({.p = scratch_.mean_slow,
                                     .v = scratch_.mean_projection,
@@ -118,25 +128,36 @@ void MeanTerm::project_slow_pairs(const float* cosines, const float* sines) cons
                                     .out_stride = num_columns});
 }
 
-void MeanTerm::add_tile(std::int32_t start, float* logits) const noexcept {
-  // cos and sin of w_f·start: unit vectors turned by it. Turning back divides by the magnitude.
-  const RopeTable& rope = *codec_.rope();
-  const RopeSpec& spec = rope.spec();
-  std::array<float, kMaxHeadDim> unit{};
-  for (int f = 0; f < spec.num_pairs(); ++f) unit[spec.first(f)] = 1.0f;
-  rope.rotate(unit.data(), start);
-  const float undo = start < 0 ? spec.magnitude : 1.0f / spec.magnitude;
-  std::array<float, kMaxHeadDim / 2> cosines, sines;
-  for (int i = 0; i < basis_->num_fast(); ++i) {
-    cosines[i] = unit[spec.first(basis_->fast_pair(i))] * undo;
-    sines[i] = unit[spec.second(basis_->fast_pair(i))] * undo;
+void MeanTerm::turn_to(std::int32_t start) noexcept {
+  if (start_ != kNoStart && start == start_ + kRopeTile) {
+    const double* const step_cos = basis_->step_cos();
+    const double* const step_sin = basis_->step_sin();
+    for (int i = 0; i < basis_->num_pairs(); ++i) {
+      const double cosine = cosines_[i], sine = sines_[i];
+      cosines_[i] = cosine * step_cos[i] - sine * step_sin[i];
+      sines_[i] = sine * step_cos[i] + cosine * step_sin[i];
+    }
+  } else if (start != start_) {
+    // Unit vectors turned by the position. Turning back divides by the magnitude.
+    const RopeSpec& spec = codec_.rope()->spec();
+    std::array<float, kMaxHeadDim> unit{};
+    for (int f = 0; f < spec.num_pairs(); ++f) unit[spec.first(f)] = 1.0f;
+    codec_.rope()->rotate(unit.data(), start);
+    const double undo = start < 0 ? spec.magnitude : 1.0 / spec.magnitude;
+    for (int i = 0; i < basis_->num_pairs(); ++i) {
+      const int num_fast = basis_->num_fast();
+      const int f = i < num_fast ? basis_->fast_pair(i) : basis_->slow_pair(i - num_fast);
+      cosines_[i] = unit[spec.first(f)] * undo;
+      sines_[i] = unit[spec.second(f)] * undo;
+    }
   }
-  fold_fast_pairs(cosines.data(), sines.data());
-  for (int i = 0; i < basis_->num_slow(); ++i) {
-    cosines[i] = unit[spec.first(basis_->slow_pair(i))] * undo;
-    sines[i] = unit[spec.second(basis_->slow_pair(i))] * undo;
-  }
-  project_slow_pairs(cosines.data(), sines.data());
+  start_ = start;
+}
+
+void MeanTerm::add_tile(std::int32_t start, float* logits) noexcept {
+  turn_to(start);
+  fold_fast_pairs();
+  project_slow_pairs();
   codec_.kernels().accumulate_tile({.p = scratch_.mean_folded,
                                     .v = basis_->columns(),
                                     .out = logits,
@@ -149,12 +170,12 @@ void MeanTerm::add_tile(std::int32_t start, float* logits) const noexcept {
 }
 
 void MeanTerm::add(const std::int32_t* positions, int num_cells, std::uint64_t seen, float* logits,
-                   float* tile_logits) const noexcept {
+                   float* tile_logits) noexcept {
   add_constant(logits);
   if (basis_ == nullptr) return;
   const int first_seen = std::countr_zero(seen);
   if (const std::int32_t start = positions[first_seen] - first_seen;
-      follows(positions, seen, start)) {
+      follows(positions, num_cells, seen, start)) {
     return add_tile(start, logits);
   }
   // Cells out of order: tile by tile of positions, each cell takes its own from it.

@@ -6,7 +6,9 @@
 // cache::RopeBasis; a tile's start goes into the coefficients.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <limits>
 
 #include "attention/scratch.h"
 
@@ -23,21 +25,28 @@ class MeanTerm {
   // logits[row][t] += the term for the cells of `seen` (bits of [0, num_cells)); other cells get
   // anything. positions: [num_cells]. tile_logits: scratch, [num_rows][64].
   void add(const std::int32_t* positions, int num_cells, std::uint64_t seen, float* logits,
-           float* tile_logits) const noexcept;
+           float* tile_logits) noexcept;
 
  private:
   void load_pairs(const float* mean) noexcept;
   void add_constant(float* logits) const noexcept;
   // logits[row][i] += the rotating part at position start + i, i in [0, 64).
-  void add_tile(std::int32_t start, float* logits) const noexcept;
-  void fold_fast_pairs(const float* cosines, const float* sines) const noexcept;
-  void project_slow_pairs(const float* cosines, const float* sines) const noexcept;
+  void add_tile(std::int32_t start, float* logits) noexcept;
+  void turn_to(std::int32_t start) noexcept;
+  void fold_fast_pairs() const noexcept;
+  void project_slow_pairs() const noexcept;
 
   const cache::LayerCodec& codec_;
   const Scratch& scratch_;
   std::int64_t num_rows_;
   bool active_ = false;
   const cache::RopeBasis* basis_ = nullptr;  // null: only the constant
+
+  // cos(w·start), sin(w·start) of every pair, fast ones first, for the tile at hand.
+  std::int64_t start_ = kNoStart;
+  std::array<double, kMaxHeadDim / 2> cosines_, sines_;
+
+  static constexpr std::int64_t kNoStart = std::numeric_limits<std::int64_t>::min();
 };
 
 }  // namespace oscar::attention

@@ -21,25 +21,41 @@ struct PageCells {
   std::int32_t positions[kPageSize];
 };
 
+// Branch-free over the page where every cell is written and none has a copy, as most pages are.
 PageCells page_cells(const Params& params, std::int64_t num_kv, std::int64_t page,
                      bool use_copies) {
   const std::int64_t first = page * kPageSize;
   const KvView& kv = params.kv;
   PageCells cells;
   cells.count = static_cast<int>(std::min<std::int64_t>(kPageSize, num_kv - first));
-  cells.min_position = std::numeric_limits<std::int32_t>::max();
-  cells.max_position = -1;
+  const std::int32_t* const stored =
+      kv.cell_positions != nullptr ? kv.cell_positions + first : nullptr;
+  std::int32_t signs = 0, least = std::numeric_limits<std::int32_t>::max(), largest = -1;
   for (int t = 0; t < cells.count; ++t) {
-    const std::int32_t position = kv.cell_positions != nullptr
-                                      ? kv.cell_positions[first + t]
-                                      : static_cast<std::int32_t>(first + t);
+    const std::int32_t position =
+        stored != nullptr ? stored[t] : static_cast<std::int32_t>(first + t);
     cells.positions[t] = position;
-    if (position < 0) continue;
-    cells.written |= std::uint64_t{1} << t;
-    cells.min_position = std::min(cells.min_position, position);
-    cells.max_position = std::max(cells.max_position, position);
+    signs |= position;
+    least = std::min(least, position);
+    largest = std::max(largest, position);
   }
+  cells.written = low_bits(cells.count);
+  if (signs < 0) {
+    least = std::numeric_limits<std::int32_t>::max();
+    for (int t = 0; t < cells.count; ++t) {
+      if (cells.positions[t] < 0) {
+        cells.written &= ~(std::uint64_t{1} << t);
+      } else {
+        least = std::min(least, cells.positions[t]);
+      }
+    }
+  }
+  cells.min_position = least;
+  cells.max_position = largest;
   if (!use_copies) return cells;
+  std::int32_t no_copy = -1;
+  for (int t = 0; t < cells.count; ++t) no_copy &= kv.copy_slots[first + t];
+  if (no_copy == -1) return cells;
   for (int t = 0; t < cells.count; ++t) {
     if (kv.copy_slots[first + t] < 0 || cells.positions[t] < 0) continue;
     cells.copy_any |= std::uint64_t{1} << t;

@@ -33,6 +33,13 @@ RopeBasis::RopeBasis(const RopeSpec& spec) {
   for (int f = 0; f < spec.num_pairs(); ++f) {
     (std::abs(spec.inv_freq[f]) * kMiddle <= kMaxSlowPhase ? slow_ : fast_).push_back(f);
   }
+  for (const std::vector<int>* pairs : {&fast_, &slow_}) {
+    for (const int f : *pairs) {
+      const double angle = static_cast<double>(spec.inv_freq[f]) * kRopeTile;
+      step_cos_.push_back(std::cos(angle));
+      step_sin_.push_back(std::sin(angle));
+    }
+  }
   for (const int f : fast_) {
     for (const bool is_sine : {false, true}) {
       for (int i = 0; i < kRopeTile; ++i) {

@@ -28,8 +28,12 @@ class RopeBasis {
 
   int num_fast() const { return static_cast<int>(fast_.size()); }
   int num_slow() const { return static_cast<int>(slow_.size()); }
+  int num_pairs() const { return num_fast() + num_slow(); }
   int fast_pair(int i) const { return fast_[i]; }
   int slow_pair(int i) const { return slow_[i]; }
+  // cos(w·64), sin(w·64): from one tile to the next. [num_pairs], fast pairs first.
+  const double* step_cos() const { return step_cos_.data(); }
+  const double* step_sin() const { return step_sin_.data(); }
 
   // [2·num_fast + kPolynomials][64]: a column over the tile in each row; cos and sin of a fast pair
   // follow each other, then the even polynomials, then the odd ones.
@@ -46,7 +50,7 @@ class RopeBasis {
  private:
   std::vector<int> fast_, slow_;
   std::vector<float> columns_, chebyshev_;
-  std::vector<double> middle_;
+  std::vector<double> middle_, step_cos_, step_sin_;
 };
 
 }  // namespace oscar::cache
