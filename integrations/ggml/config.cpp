@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cstdlib>
+#include <filesystem>
 #include <mutex>
 #include <string_view>
 #include <utility>
@@ -49,6 +50,11 @@ void use_spec(const std::string& text, Config* result) {
                       "' is a cache type of llama.cpp itself; give a method or an "
                       "artefact, or start without GGML_BACKEND_PATH");
     case KvSpec::Kind::kFile: {
+      if (!std::filesystem::exists(result->spec.file)) {
+        throw Error(ErrorCode::kNotFound,
+                    in_quotes(result->spec.file) +
+                        " is no method (naive, quarot, oscar, oscar-plus) and no such file");
+      }
       Artefact artefact = load_artefact(result->spec.file);
       calibrate::apply_kv_spec(result->spec, &artefact);
       result->artefact = std::make_shared<const Artefact>(std::move(artefact));
@@ -77,7 +83,6 @@ void configure_from_environment() {
     use_spec(spec.empty() ? kDefaultSpec : spec, fresh.get());
   } catch (const Error& error) {
     fresh->error = error.what();
-    log_refusal(fresh->error);
   }
   const std::lock_guard lock(config_mutex);
   config = std::move(fresh);

@@ -10,6 +10,7 @@ namespace {
 std::atomic<int> log_level{1};
 std::mutex last_error_mutex;
 std::string last_error, taken_error;
+std::atomic<bool> refused{false};
 
 }  // namespace
 
@@ -21,9 +22,12 @@ void log_line(int level, const std::string& line) {
 
 void log_refusal(const std::string& line) {
   log_line(0, line);
+  refused.store(true);
   const std::lock_guard lock(last_error_mutex);
   last_error = line;
 }
+
+bool any_refusal() { return refused.load(); }
 
 const char* take_last_error() {
   const std::lock_guard lock(last_error_mutex);

@@ -12,6 +12,8 @@ void set_log_level(int level);
 // Always printed, and kept for take_last_error(): the reason why something was not done.
 void log_refusal(const std::string& line);
 
+bool any_refusal();  // since the plugin was loaded
+
 // The last refusal, "" if none since the last call. The text stays valid until the next call.
 const char* take_last_error();
 

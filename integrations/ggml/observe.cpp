@@ -89,8 +89,12 @@ void observe_attention(const ggml_tensor* node) {
   layer->shape = {static_cast<int>(q->ne[2]), static_cast<int>(k->ne[2]),
                   static_cast<int>(k->ne[0]), static_cast<int>(v->ne[0])};
   std::memcpy(&layer->attention_scale, node->op_params, sizeof(float));
-  layer->fewest_queries =
-      layer->fewest_queries == 0 ? q->ne[1] : std::min(layer->fewest_queries, q->ne[1]);
+  // Only graphs that llama.cpp reserves read the whole cache; those that run would say how many
+  // tokens come, not how many sequences there are.
+  if (k->ne[1] == layer->kv_size()) {
+    layer->fewest_queries =
+        layer->fewest_queries == 0 ? q->ne[1] : std::min(layer->fewest_queries, q->ne[1]);
+  }
   ++layer->num_readers;
 }
 

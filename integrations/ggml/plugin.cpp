@@ -26,7 +26,7 @@ bool host_fits() {
 struct UnusedNotice {
   bool loaded = false;
   ~UnusedNotice() {
-    if (loaded && !LiveCaches::instance().ever_any()) {
+    if (loaded && !any_refusal() && !LiveCaches::instance().ever_any()) {
       log_line(
           1, "loaded, but no context placed its KV cache on OSCAR0 (-dev none, -ngl 0 or -nkvo?)");
     }
