@@ -76,7 +76,8 @@ void use_spec(const std::string& text, Config* result) {
 void configure_from_environment() {
   auto fresh = std::make_shared<Config>();
   try {
-    set_log_level(environment_number("OSCAR_LOG", 0, 2).value_or(1));
+    // −1 is for programs that take refusals from oscar_last_error and print them themselves.
+    set_log_level(environment_number("OSCAR_LOG", -1, 2).value_or(1));
     fresh->copied_sequences = environment_number("OSCAR_COPIES", 1, 256);
     fresh->allow_partial = environment_number("OSCAR_PARTIAL", 0, 1).value_or(0) == 1;
     const std::string spec = environment("OSCAR_KV");
