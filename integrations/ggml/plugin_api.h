@@ -5,7 +5,8 @@
 // A stock program needs none of this: it configures the plugin by the environment (read once, at
 // load):
 //   OSCAR_KV       the --kv spec, e.g. "model.oscar.safetensors" or "quarot:k3v2"; default "quarot"
-//   OSCAR_LOG      −1 silent (refusals by oscar_last_error alone), 0 silent but for refusals, 1 one line per context (default), 2 details
+//   OSCAR_LOG      0 silent but for refusals, 1 one line per context (default), 2 details;
+//                  −1 silent, for programs that take refusals from oscar_last_error
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,7 @@
 #include "eval/workbench.h"
 
 #include <filesystem>
+#include <utility>
 
 #include "base/error.h"
 #include "calibrate/methods.h"
@@ -18,6 +19,21 @@ ggml_type host_type(const std::string& name) {
               "--kv " + name + ": llama.cpp's types are f16, q8_0, q4_0");
 }
 
+// The artefact (of a file; otherwise made here, but for methods that wait for calibration) is of
+// this model, and the options suit it.
+void check_fits(const KvChoice& kv, Artefact artefact, const ModelFingerprint& model) {
+  if (kv.spec.kind == KvSpec::Kind::kFile) {
+    check_fingerprint(artefact, model);
+  } else if (!needs_calibration(kv)) {
+    const calibrate::LayerShape shape = {model.num_q_heads, model.num_kv_heads, model.head_dim_k,
+                                         model.head_dim_v};
+    artefact = calibrate::make_data_free(kv.spec.method, model, {{0, shape}});
+  } else {
+    return;
+  }
+  calibrate::apply_kv_spec(kv.spec, &artefact);
+}
+
 }  // namespace
 
 Workbench::Workbench(Host* host, const std::string& model_path, int num_threads)
@@ -32,19 +48,14 @@ Model& Workbench::model(Placement placement) {
 void Workbench::check(const KvChoice& kv) const {
   if (kv.spec.kind == KvSpec::Kind::kHostType) return;
   check_packed_cache_supports(file_);
-  const ModelFingerprint& model = file_.fingerprint;
+  // The artefact's own defects name its file already.
   Artefact artefact;
-  if (kv.spec.kind == KvSpec::Kind::kFile) {
-    artefact = load_artefact(kv.spec.file);
-    check_fingerprint(artefact, model);
-  } else if (!needs_calibration(kv)) {
-    const calibrate::LayerShape shape = {model.num_q_heads, model.num_kv_heads, model.head_dim_k,
-                                         model.head_dim_v};
-    artefact = calibrate::make_data_free(kv.spec.method, model, {{0, shape}});
-  } else {
-    return;  // checked again with its artefact
+  if (kv.spec.kind == KvSpec::Kind::kFile) artefact = load_artefact(kv.spec.file);
+  try {
+    check_fits(kv, std::move(artefact), file_.fingerprint);
+  } catch (const Error& error) {
+    throw Error(error.code(), "--kv " + kv.label + ": " + error.what());
   }
-  calibrate::apply_kv_spec(kv.spec, &artefact);
 }
 
 void Workbench::check_context(std::int64_t num_tokens) const {

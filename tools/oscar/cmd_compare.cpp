@@ -62,7 +62,6 @@ void run_compare(const CompareCommand& command) {
   const eval::TextFile text(command.text);
   Session session = open_session(command.common);
   eval::Workbench& workbench = *session.workbench;
-  workbench.check_context(command.ctx);
   const std::vector<eval::KvChoice> kvs = choose_kvs(command.kvs, &workbench);
   const eval::Model& model = workbench.model(eval::Placement::kHost);
   const std::vector<llama_token> prompt =
@@ -70,7 +69,8 @@ void run_compare(const CompareCommand& command) {
   const auto needed = static_cast<std::int64_t>(prompt.size()) + command.new_tokens;
   workbench.check_context(needed);
   const std::vector<llama_token> tokens =
-      eval::tokenize(model.vocab(), text.bytes(), command.ctx, /*parse_special=*/false);
+      eval::tokenize(model.vocab(), text.bytes(), std::min(command.ctx, model.context_length()),
+                     /*parse_special=*/false);
   eval::EvalOptions options;
   options.context_tokens = static_cast<std::int64_t>(tokens.size());
   if (options.context_tokens < eval::kMinEvalContext) {

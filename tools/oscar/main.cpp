@@ -34,13 +34,26 @@ void on_ggml_abort(const char* message) {
                                text.substr(folder == std::string::npos ? 0 : folder + 1)));
 }
 
+// CLI11 would only say that a command is missing.
+std::string usage_message(const CLI::App& program, const CLI::ParseError& usage, int argc,
+                          char** argv) {
+  if (!program.get_subcommands().empty() || argc < 2 || argv[1][0] == '-') {
+    return std::string(usage.what()) + " (see --help)";
+  }
+  std::string commands;
+  for (const CLI::App* command : program.get_subcommands([](const CLI::App*) { return true; })) {
+    commands += (commands.empty() ? "" : ", ") + command->get_name();
+  }
+  return "unknown command '" + std::string(argv[1]) + "'; commands: " + commands;
+}
+
 int run(CLI::App* program, int argc, char** argv) {
   try {
     program->parse(argc, argv);
   } catch (const CLI::ParseError& usage) {
     // --help and --version come this way too.
     if (usage.get_exit_code() == 0) return program->exit(usage);
-    return fail(kUsageExit, std::string(usage.what()) + " (see --help)");
+    return fail(kUsageExit, usage_message(*program, usage, argc, argv));
   }
   return 0;
 }

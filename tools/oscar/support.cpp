@@ -72,7 +72,7 @@ Session open_session(const CommonOptions& options) {
   model_path = options.model;
   // The plugin logs to stderr by itself; refusals come back as errors, so it may be silent.
   if (std::getenv("OSCAR_LOG") == nullptr) {
-    ::setenv("OSCAR_LOG", options.verbose ? "2" : "0", 1);
+    ::setenv("OSCAR_LOG", options.verbose ? "2" : "-1", 1);
   }
   eval::HostOptions host_options;
   host_options.stop = &stop_flag();
