@@ -1,4 +1,4 @@
-"""Writes small GGUF models for tests: a byte-level vocabulary, random weights, dense or with experts."""
+"""Writes small GGUF models for tests: byte-level vocabulary, random weights, maybe experts."""
 
 import random
 import struct
@@ -30,7 +30,7 @@ def int_list(name, values):
 
 
 def byte_alphabet():
-    """The characters that stand for bytes in a byte-level vocabulary: printable ones for themselves."""
+    """The characters of a byte-level vocabulary: printable bytes stand for themselves."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters, extra = {}, 0
     for byte in range(256):
@@ -50,7 +50,7 @@ class TinyModel:
         self.head_dim, self.feed_forward, self.context = head_dim, 64, 2048
         self.num_experts, self.seed, self.broken_weight = num_experts, seed, broken_weight
         self.version, self.extra_keys = 3, []
-        self.tokens = byte_alphabet() + ["th", "<s>", "</s>"]
+        self.tokens = [*byte_alphabet(), "th", "<s>", "</s>"]
 
     def keys(self):
         name = "llama"

@@ -1,0 +1,158 @@
+"""oscar calibrate: texts good and bad, artefacts, full disks, interrupts."""
+
+import json
+import resource
+import signal
+import subprocess
+import time
+
+import cli_case
+from cli_case import MAX_BAD_INPUT_MIB, CliTest, main
+from tiny_gguf import TinyModel
+
+
+class Calibration(CliTest):
+    def calibrate(self, model, *texts, output="a.safetensors", more=()):
+        files = [part for text in texts for part in ("-f", text)]
+        return ["calibrate", "-m", model, *files, "-o", str(self.folder / output), "-t", "2", *more]
+
+    def test_artefact_is_made_inspected_and_used(self):
+        model = self.tiny()
+        text = self.write("text.txt", self.words(3000))
+        artefact, path = str(self.folder / "a.safetensors"), self.folder / "a.json"
+        result = self.good(
+            *self.calibrate(model, text, more=["--tokens", "600", "--json", str(path)])
+        )
+        self.assertIn("600 of 600 tokens", result.out)
+        layers = json.loads(path.read_text())["layers"]
+        self.assertEqual([layer["layer"] for layer in layers], [0, 1])
+        self.assertIn("oscar-plus", self.good("inspect", artefact).out)
+        self.good(*self.ask(model, "--kv", artefact, "--kv", artefact + ":k3v2,no-mean"))
+        other = self.write("other.gguf", TinyModel(seed=2).bytes())
+        self.refused(*self.ask(other, "--kv", artefact), names=[artefact, "weights"])
+        self.refused(
+            *self.ask(self.tiny(head_dim=32), "--kv", artefact), names=[artefact, "64", "32"]
+        )
+
+    def test_shortfall_is_said_and_recorded(self):
+        model = self.tiny()
+        text = self.write("text.txt", self.words(400))
+        path = self.folder / "a.json"
+        result = self.good(
+            *self.calibrate(model, text, more=["--tokens", "100000", "--json", str(path)])
+        )
+        info = json.loads(path.read_text())["info"]
+        counts = f"{info['tokens_used']} of 100000 tokens"
+        self.assertIn(counts, result.out)
+        self.assertIn(counts, result.err)
+        self.assertLess(int(info["tokens_used"]), 2000)
+        self.assertEqual(info["tokens_asked"], "100000")
+
+    def test_texts_that_cannot_be_used(self):
+        model, output = self.tiny(), self.folder / "a.safetensors"
+        output.write_bytes(b"precious")
+        for name, data, reason in (
+            ("empty.txt", b"", "empty"),
+            ("one.txt", b"a", "1 tokens"),
+            ("short.txt", b"a" * 400, "512"),
+            ("latin.txt", b"caf\xe9 " * 1000, "offset 3"),
+        ):
+            text = self.write(name, data)
+            self.refused(*self.calibrate(model, text), names=[text, reason])
+            self.assertEqual(output.read_bytes(), b"precious")
+
+    def test_line_ends_and_one_long_line(self):
+        model = self.tiny()
+        crlf = self.write("crlf.txt", "\r\n".join([self.words(20)] * 100))
+        self.good(*self.calibrate(model, crlf, more=["--tokens", "600"]))
+        for name, piece in (("words.txt", b"word "), ("letters.txt", b"aaaaa")):
+            long = self.write(name, piece * (10 << 20))
+            start = time.monotonic()
+            usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+            result = self.good(*self.calibrate(model, long, more=["--tokens", "600"]))
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            self.assertLess(result.peak_kib, MAX_BAD_INPUT_MIB << 10)
+            self.assertLess(after.ru_utime - usage.ru_utime, 20, f"{time.monotonic() - start} s")
+
+    def test_texts_share_the_tokens(self):
+        model, path = self.tiny(), self.folder / "a.json"
+        long = self.write("long.txt", self.words(3000))
+        short = self.write("short.txt", "few words")
+        self.good(
+            *self.calibrate(model, long, short, more=["--tokens", "1000", "--json", str(path)])
+        )
+        info = json.loads(path.read_text())["info"]
+        self.assertEqual((info["tokens_used"], info["text_files"]), ("1000", "long.txt, short.txt"))
+
+    def test_full_disk_leaves_the_old_file(self):
+        model, output = self.tiny(), self.folder / "a.safetensors"
+        text = self.write("text.txt", self.words(3000))
+        output.write_bytes(b"precious")
+
+        def small_files():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+        self.refused(
+            *self.calibrate(model, text, more=["--tokens", "512"]),
+            limits=small_files,
+            names=[str(output)],
+        )
+        self.assertEqual(output.read_bytes(), b"precious")
+        self.assertEqual(
+            sorted(path.name for path in self.folder.glob("*safetensors*")), ["a.safetensors"]
+        )
+
+    def test_folders_that_are_none(self):
+        model, text = self.tiny(), self.write("text.txt", self.words(3000))
+        self.refused(
+            *self.calibrate(model, text, output="no/such/folder/a"), names=["no/such/folder"]
+        )
+        self.refused(*self.calibrate(model, text, output=""), names=["folder"])
+
+    def test_an_interrupt_writes_nothing(self):
+        model, output = self.tiny(), self.folder / "a.safetensors"
+        output.write_bytes(b"precious")
+        # 2048 tokens at a time, far more than a second's work.
+        text = self.write("text.txt", self.words(2000000))
+        process = subprocess.Popen(
+            [cli_case.program, *self.calibrate(model, text, more=["--tokens", "4000000"])],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self.environment,
+        )
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 130, err)
+        self.assertEqual(err.decode().splitlines(), ["error: interrupted; nothing was written"])
+        self.assertEqual(output.read_bytes(), b"precious")
+        self.assertEqual(
+            [path.name for path in self.folder.glob("*safetensors*")], ["a.safetensors"]
+        )
+
+    def test_methods_without_a_file_calibrate_once(self):
+        model = self.tiny()
+        first = self.good(*self.ask(model, "--kv", "oscar-plus"))
+        self.assertIn("calibrated", first.err)
+        second = self.good(*self.ask(model, "--kv", "oscar-plus:k3v2"))
+        self.assertNotIn("calibrated", second.err)
+        kept = list((self.folder / "cache" / "artefacts").iterdir())
+        self.assertEqual(len(kept), 1)
+        self.assertIn(str(kept[0]), first.err)
+        self.assertIn(str(kept[0]), second.err)
+
+    def test_foreign_artefacts(self):
+        model = self.tiny()
+        for data in (
+            b"",
+            b"seven b",
+            b"\xff" * 64,
+            b"version https://git-lfs.github.com/spec/v1\n",
+        ):
+            path = self.write("foreign.safetensors", data)
+            self.refused(*self.ask(model, "--kv", path), names=[path])
+            self.refused("inspect", path, names=[path])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""What the tests of the program share: a folder, small models, and how it is run.
+
+A test file is called as: FILE OSCAR [unittest arguments], where OSCAR is the program. Tests on a
+real model need OSCAR_TEST_MODEL or OSCAR_MODEL_DIR, and say so when they are skipped.
+"""
+
+import os
+import pathlib
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from tiny_gguf import TinyModel
+
+REAL_MODEL_FILE = "smollm2-135m-instruct-q4_1.gguf"
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+MAX_BAD_INPUT_MIB = 200
+program = ""
+
+
+def real_model():
+    named = os.environ.get("OSCAR_TEST_MODEL")
+    folder = os.environ.get("OSCAR_MODEL_DIR")
+    path = named or (os.path.join(folder, REAL_MODEL_FILE) if folder else "")
+    return path if path and os.path.exists(path) else None
+
+
+class Result:
+    def __init__(self, status, out, err, peak_kib):
+        self.status, self.out, self.err, self.peak_kib = status, out, err, peak_kib
+
+    def __repr__(self):
+        return f"status {self.status}\n{self.out}\n{self.err}"
+
+
+class CliTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="oscar-cli-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.environment = dict(os.environ, OSCAR_CACHE_DIR=str(self.folder / "cache"))
+
+    def write(self, name, data):
+        path = self.folder / name
+        path.write_bytes(data if isinstance(data, bytes) else data.encode())
+        return str(path)
+
+    def tiny(self, **fields):
+        return self.write("tiny.gguf", TinyModel(**fields).bytes())
+
+    def words(self, count):
+        return " ".join(f"w{i % 97}" for i in range(count))
+
+    def run_cli(self, *arguments, limits=None, stdout=subprocess.PIPE):
+        process = subprocess.Popen(
+            [program, *arguments],
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            env=self.environment,
+            preexec_fn=limits,
+            cwd=self.folder,
+        )
+        out, err = process.communicate(timeout=600)
+        # ru_maxrss of children is that of the largest one so far; good as an upper bound.
+        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        return Result(
+            process.returncode,
+            (out or b"").decode("utf-8", "replace"),
+            err.decode("utf-8", "replace"),
+            peak,
+        )
+
+    def good(self, *arguments):
+        result = self.run_cli(*arguments)
+        self.assertEqual(result.status, 0, result)
+        return result
+
+    def refused(self, *arguments, names=(), status=1, **options):
+        """One line on stderr that begins with 'error: ' and has every one of `names`."""
+        result = self.run_cli(*arguments, **options)
+        self.assertEqual(result.status, status, result)
+        lines = result.err.splitlines()
+        self.assertEqual(len(lines), 1, result)
+        self.assertTrue(lines[0].startswith("error: "), result)
+        for name in names:
+            self.assertIn(name, lines[0])
+        return result
+
+    def ask(self, model, *more):
+        return ["run", "-m", model, "-p", "hello", "-n", "4", "-t", "2", "--no-chat", *more]
+
+
+def main():
+    global program
+    program = os.path.abspath(sys.argv.pop(1))
+    unittest.main(module="__main__", verbosity=2)

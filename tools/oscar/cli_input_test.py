@@ -1,0 +1,212 @@
+"""The program's options, and models good, foreign and hostile."""
+
+import json
+import struct
+
+from cli_case import MAX_BAD_INPUT_MIB, CliTest, main
+from tiny_gguf import ARRAY, STRING, UINT32, TinyModel, gguf_text, key
+
+
+class Usage(CliTest):
+    def test_help_and_version(self):
+        self.assertIn("llama.cpp", self.good("--version").out)
+        for command in (
+            ["calibrate"],
+            ["inspect"],
+            ["run"],
+            ["eval", "kl"],
+            ["eval", "ppl"],
+            ["compare"],
+        ):
+            self.assertIn("oscar " + " ".join(command), self.good(*command, "--help").out)
+
+    def test_wrong_usage(self):
+        self.refused(status=2)
+        self.refused("frobnicate", status=2, names=["frobnicate"])
+        self.refused("run", "-m", "x", "-p", "y", "--frobnicate", status=2, names=["--frobnicate"])
+        self.refused("run", "-p", "y", status=2, names=["--model"])
+        self.refused("run", "-m", "x", status=2, names=["--prompt"])
+        self.refused("run", "-m", "x", "-p", "y", "-n", "0", status=2, names=["--tokens"])
+        self.refused("run", "-m", "x", "-p", "y", "--top-p", "1.5", status=2, names=["--top-p"])
+        self.refused("calibrate", "-m", "x", "-o", "y", status=2, names=["--sample"])
+        self.refused(
+            "calibrate",
+            "-m",
+            "x",
+            "--sample",
+            "-o",
+            "y",
+            "--tokens",
+            "10",
+            status=2,
+            names=["--tokens"],
+        )
+        self.refused("inspect", status=2, names=["FILE"])
+
+    def test_names_that_are_none(self):
+        model = self.tiny()
+        self.refused(*self.ask(model, "--kv", "oskar"), names=["oskar", "oscar-plus", "quarot"])
+        self.refused(*self.ask(model, "--kv", "quarot:k5v2"), names=["k5v2", "2, 3, 4, 16"])
+        self.refused(*self.ask(model, "--kv", "quarot:group=48"), names=["group=48", "64"])
+        self.refused(*self.ask(model, "--kv", "f16:k2v2"), names=["f16"])
+        self.refused(
+            "calibrate",
+            "-m",
+            model,
+            "--sample",
+            "-o",
+            "a",
+            "--method",
+            "oskar",
+            names=["oskar", "oscar-plus"],
+        )
+        self.refused(
+            "calibrate", "-m", model, "--sample", "-o", "a", "--method", "quarot", names=["quarot"]
+        )
+
+    def test_kernels_are_listed(self):
+        path = self.folder / "kernels.json"
+        result = self.good("inspect", "--kernels", "--json", str(path))
+        self.assertIn("scalar", result.out)
+        kernels = json.loads(path.read_text())["kernels"]
+        self.assertEqual(sum(entry["selected"] for entry in kernels), 1)
+        self.environment["OSCAR_CPU"] = "abacus"
+        self.refused("inspect", "--kernels", names=["abacus", "scalar"])
+
+
+class Models(CliTest):
+    def test_answers_with_every_kind_of_cache(self):
+        model, path = self.tiny(), self.folder / "r.json"
+        kvs = [
+            "f16",
+            "q8_0",
+            "q4_0",
+            "naive:k16v16",
+            "quarot",
+            "quarot:k3v2",
+            "naive:k4v4,sink=0,recent=0",
+        ]
+        options = [part for kv in kvs for part in ("--kv", kv)]
+        self.good(*self.ask(model, *options, "--json", str(path)))
+        results = json.loads(path.read_text())["results"]
+        self.assertEqual([result["kv"] for result in results], kvs)
+        self.assertEqual(results[0]["bits"], 16)
+        # 2 layers x 2 KV heads x (64 + 64) channels x 2 bytes for every token in the cache.
+        cells = results[0]["prompt_tokens"] + results[0]["new_tokens"] - 1
+        self.assertEqual(results[0]["kv_bytes"], cells * 2 * 2 * 128 * 2)
+        self.assertEqual(results[1]["kv_bytes"], results[0]["kv_bytes"] * 34 // 64)
+        # 4 bits and, each 64 channels, a scale and a zero point of 16 bits.
+        self.assertAlmostEqual(results[-1]["bits"], 4.5)
+
+    def test_models_with_experts_load(self):
+        self.good(*self.ask(self.tiny(num_experts=4), "--kv", "f16", "--kv", "quarot"))
+
+    def test_greedy_answers_repeat_and_seeds_matter(self):
+        model = self.tiny()
+        first = self.good(*self.ask(model)).out
+        self.assertEqual(first, self.good(*self.ask(model)).out)
+        hot = ["--temp", "5", "--top-k", "0", "--top-p", "1", "--seed"]
+        self.assertEqual(
+            self.good(*self.ask(model, *hot, "7")).out, self.good(*self.ask(model, *hot, "7")).out
+        )
+        self.assertGreater(
+            len({self.good(*self.ask(model, *hot, str(s))).out for s in range(5)}), 1
+        )
+
+    def test_what_a_model_cannot_do(self):
+        model = self.tiny()
+        self.refused(*self.ask(model, "--ctx", "2049"), names=["2049", "2048"])
+        self.refused(*self.ask(model, "--ctx", "8"), names=["--ctx 8"])
+        self.refused(*self.ask(self.tiny(head_dim=24), "--kv", "quarot"), names=["head size 24"])
+        self.good(*self.ask(self.tiny(head_dim=24), "--kv", "f16"))
+        self.refused("run", "-m", model, "--chat", "-p", "x", names=["--no-chat"])
+
+    def test_broken_weights_are_seen(self):
+        model = self.tiny(broken_weight="blk.1.attn_k.weight")
+        text = self.write("text.txt", self.words(2000))
+        for kv in ("f16", "quarot", "naive:k16v16"):
+            self.refused(*self.ask(model, "--kv", kv), names=["NaN"])
+        self.refused(
+            "eval", "ppl", "-m", model, "-f", text, "--ctx", "64", "--kv", "quarot", names=["NaN"]
+        )
+        output = self.folder / "a.safetensors"
+        self.refused(
+            "calibrate",
+            "-m",
+            model,
+            "-f",
+            text,
+            "--tokens",
+            "512",
+            "-o",
+            str(output),
+            names=["NaN"],
+        )
+        self.assertFalse(output.exists())
+
+    def test_missing_files(self):
+        self.refused(*self.ask("none.gguf"), names=["none.gguf"])
+        self.refused(*self.ask(str(self.folder)), names=[str(self.folder)])
+        self.refused("run", "-m", self.tiny(), "-f", "none.txt", names=["none.txt"])
+        self.refused("inspect", "none.safetensors", names=["none.safetensors"])
+
+
+class HostileModels(CliTest):
+    def refuse_model(self, data, *names):
+        path = self.write("bad.gguf", data)
+        result = self.refused(*self.ask(path), names=[path, *names])
+        self.assertLess(result.peak_kib, MAX_BAD_INPUT_MIB << 10)
+
+    def one_key(self, data):
+        return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + data
+
+    def one_tensor(self, dims, name=b"odd.weight"):
+        data = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + gguf_text(name)
+        return data + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, 0, 0) + bytes(256)
+
+    def test_dimensions(self):
+        for dims in ([0, 4], [2**63 - 1, 2], [1] * 5):
+            self.refuse_model(self.one_tensor(dims), "odd.weight")
+        million = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + gguf_text("odd.weight")
+        self.refuse_model(million + struct.pack("<I", 1000000) + bytes(64), "odd.weight", "1000000")
+
+    def test_counts_and_keys(self):
+        self.refuse_model(b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0), str(2**60))
+        self.refuse_model(self.one_key(struct.pack("<Q", 0) + bytes(32)), "key 0")
+        self.refuse_model(self.one_key(struct.pack("<Q", 2**63) + bytes(32)), "key 0")
+
+    def test_alignment(self):
+        for value in (0, 3):
+            self.refuse_model(
+                self.one_key(key("general.alignment", UINT32, value)), "general.alignment"
+            )
+        self.refuse_model(self.one_key(key("general.alignment", STRING, "32")), "general.alignment")
+        wrong = gguf_text("general.alignment") + struct.pack("<IIQI", ARRAY, UINT32, 1, 32)
+        self.refuse_model(self.one_key(wrong), "general.alignment")
+
+    def test_versions(self):
+        good = TinyModel().bytes()
+        for version in (1, 2, 99):
+            self.refuse_model(
+                good[:4] + struct.pack("<I", version) + good[8:], f"version {version}"
+            )
+        self.refuse_model(good[:4] + struct.pack(">I", 3) + good[8:], "big-endian")
+
+    def test_a_shard_alone(self):
+        model = TinyModel()
+        model.extra_keys = [key("split.no", UINT32, 1), key("split.count", UINT32, 3)]
+        self.refuse_model(model.bytes(), "shard 2 of 3")
+
+    def test_cut_at_each_tenth(self):
+        good = TinyModel(num_experts=4).bytes()
+        for tenth in range(10):
+            self.refuse_model(good[: len(good) * tenth // 10])
+
+    def test_other_files(self):
+        self.refuse_model(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+        self.refuse_model(b"<!DOCTYPE html><html></html>")
+        self.refuse_model(b"")
+
+
+if __name__ == "__main__":
+    main()
