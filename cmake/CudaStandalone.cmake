@@ -19,7 +19,8 @@ endif()
 set(repo_dir "${CMAKE_CURRENT_LIST_DIR}/..")
 get_filename_component(CMAKE_SOURCE_DIR "${repo_dir}" ABSOLUTE)  # where OscarTargets finds headers
 include("${CMAKE_CURRENT_LIST_DIR}/OscarTargets.cmake")
-add_library(oscar_format STATIC "${repo_dir}/src/format/plane_layout.cpp")
+add_library(oscar_format STATIC "${repo_dir}/src/format/plane_layout.cpp"
+  "${repo_dir}/src/base/cpu_features.cpp")
 target_include_directories(oscar_format PUBLIC "${repo_dir}/src")
 target_link_libraries(oscar_format PRIVATE oscar_flags)
 add_subdirectory("${repo_dir}/src/kernels" kernels)

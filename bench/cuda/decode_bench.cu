@@ -1,7 +1,7 @@
 // Decode attention against the read ceiling: layers rotated past the L2, windows of 64 + 256 exact
 // tokens included.
 //
-//   oscar_cuda_decode_bench [--json FILE] [--commit TEXT] [--quick]
+//   oscar_cuda_decode_bench [--json FILE] [--commit TEXT] [--quick] [--shape Q_HEADS,BATCH,CONTEXT]
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -255,13 +255,23 @@ void run_read(double megabytes, int num_sms, Report& report) {
 int run(int argc, char** argv) {
   std::string json, commit = "unknown";
   bool quick = false;
+  Shape only{0, 8, 128, 0, 0, 2, 2};
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--quick") == 0) quick = true;
     if (std::strcmp(argv[i], "--json") == 0 && i + 1 < argc) json = argv[++i];
+    if (std::strcmp(argv[i], "--shape") == 0 && i + 1 < argc) {
+      if (std::sscanf(argv[++i], "%d,%d,%d", &only.num_q_heads, &only.batch, &only.context) != 3) {
+        throw Error(ErrorCode::kInvalidArgument, "--shape wants Q_HEADS,BATCH,CONTEXT");
+      }
+    }
     if (std::strcmp(argv[i], "--commit") == 0 && i + 1 < argc) commit = argv[++i];
   }
   const cuda::DeviceInfo device = cuda::device_info(0);
   Report report;
+  if (only.batch > 0) {
+    run_oscar({only, Codebook::kAffine, true}, device, false, false, report);
+    return 0;
+  }
   for (const double megabytes : {17.3, 57.6, 410.0, 4000.0}) {
     run_read(megabytes, device.num_sms, report);
   }

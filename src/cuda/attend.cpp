@@ -24,7 +24,8 @@ AttendFunction function_of(const AttendPlan& plan) noexcept {
                                  shape.key.quant.codebook == Codebook::kAffine,
                                  plan.rows_per_block / 4, shape.num_seqs);
   }
-  return sm80::attend_function(shape.key.head_dim, plan.rows_per_block);
+  return sm80::attend_function(shape.key.head_dim, plan.rows_per_block, shape.key.num_groups(),
+                               shape.has_mean);
 }
 
 }  // namespace
@@ -86,6 +87,7 @@ Status run_attend(const AttendPlan& plan, AttendParams params, void* workspace,
   }
   const bool overlaps = params.overlap_previous && plan.kernel == AttendKernel::kHopperDecode;
   params.overlap_previous = overlaps;
+  params.q_heads_per_kv_head = params.num_q_heads / params.num_kv_heads;
   params.num_splits = plan.num_splits;
   params.num_row_blocks = plan.num_row_blocks;
   params.counters = static_cast<std::int32_t*>(workspace) + 1;

@@ -41,7 +41,8 @@ AttendFunction decode_function(int head_dim, int key_bits, int value_bits, bool 
                                int head_tiles, int num_seqs) noexcept;
 }
 namespace sm80 {
-AttendFunction attend_function(int head_dim, int rows_per_block) noexcept;
+AttendFunction attend_function(int head_dim, int rows_per_block, int num_groups,
+                               bool has_mean) noexcept;
 }
 
 }  // namespace oscar::cuda

@@ -62,8 +62,9 @@ struct AttendParams {
   const float* learned_sinks = nullptr;  // [num_q_heads] logits, or null
 
   // From the plan.
-  std::int32_t num_splits =
-      0;  // blocks of one (sequence, KV head, row block); 0: equal ranges over all of them
+  std::int32_t q_heads_per_kv_head = 0;
+  // Blocks of one (sequence, KV head, row block); 0: equal ranges over all of them.
+  std::int32_t num_splits = 0;
   std::int32_t num_row_blocks = 1;
   float* partials = nullptr;  // [grid][2][rows·(head_dim + 2)]
   std::int32_t* counters =

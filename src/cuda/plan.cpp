@@ -6,6 +6,7 @@
 #include "base/checked_math.h"
 #include "base/error.h"
 #include "cuda/attend_units.h"
+#include "cuda/sm80/attend/config.h"
 
 namespace oscar::cuda {
 namespace {
@@ -161,7 +162,18 @@ AttendPlan make_plan(const AttendShape& shape, const DeviceInfo& device, AttendK
   if (kernel == AttendKernel::kHopperDecode) {
     plan.rows_per_block = rows <= 4 ? 4 : 8;
   } else {
-    plan.rows_per_block = rows <= kGenericRows ? kGenericRows : kGenericPrefillRows;
+    const auto bytes = [&](int block_rows) {
+      return sm80::shared_bytes(shape.key.head_dim, block_rows, shape.key.num_groups(),
+                                shape.has_mean);
+    };
+    const bool is_prefill =
+        rows > kGenericRows && bytes(kGenericPrefillRows) <= device.shared_bytes_per_block;
+    plan.rows_per_block = is_prefill ? kGenericPrefillRows : kGenericRows;
+    if (bytes(plan.rows_per_block) > device.shared_bytes_per_block) {
+      refuse(ErrorCode::kUnsupported, "a block needs " + text(bytes(plan.rows_per_block)) +
+                                          " bytes of shared memory; this card gives " +
+                                          text(device.shared_bytes_per_block));
+    }
   }
   plan.num_row_blocks = (rows + plan.rows_per_block - 1) / plan.rows_per_block;
   kernel == AttendKernel::kHopperDecode ? split_hopper(plan, device) : split_generic(plan, device);
@@ -169,7 +181,9 @@ AttendPlan make_plan(const AttendShape& shape, const DeviceInfo& device, AttendK
                             std::size_t(plan.num_row_blocks);
   plan.counter_bytes = aligned(sizeof(std::int32_t) * (items + 1));
   const std::size_t partial_floats =
-      std::size_t(plan.rows_per_block) * (std::size_t(shape.key.head_dim) + 2);
+      kernel == AttendKernel::kGeneric
+          ? std::size_t(sm80::partial_floats(shape.key.head_dim))
+          : std::size_t(plan.rows_per_block) * (std::size_t(shape.key.head_dim) + 2);
   plan.workspace_bytes =
       plan.counter_bytes + aligned(sizeof(float) * 2 * std::size_t(plan.grid) * partial_floats);
   return plan;
@@ -239,6 +253,10 @@ std::string check_params(const AttendPlan& plan, const AttendParams& params,
   if (params.head_stride_bytes < run_bytes) {
     return "head_stride_bytes " + text(params.head_stride_bytes) + " is less than a run of " +
            text(run_bytes);
+  }
+  if (params.page_stride_bytes >= (std::int64_t{1} << 32) ||
+      params.block_table_stride >= (std::int64_t{1} << 32)) {
+    return "page_stride_bytes and block_table_stride must be below 2^32";
   }
   if (params.page_stride_bytes < params.num_kv_heads * params.head_stride_bytes &&
       params.head_stride_bytes < params.page_stride_bytes) {

@@ -14,20 +14,19 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(address)
-               : "memory");
+               : "r"(address));
   return v;
 }
 
 __device__ __forceinline__ uint2 load_shared_8(uint32_t address) {
   uint2 v;
-  asm volatile("ld.shared.v2.u32 {%0,%1},[%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+  asm volatile("ld.shared.v2.u32 {%0,%1},[%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
   return v;
 }
 
 __device__ __forceinline__ uint32_t load_shared_4(uint32_t address) {
   uint32_t v;
-  asm volatile("ld.shared.u32 %0,[%1];" : "=r"(v) : "r"(address) : "memory");
+  asm volatile("ld.shared.u32 %0,[%1];" : "=r"(v) : "r"(address));
   return v;
 }
 

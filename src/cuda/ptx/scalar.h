@@ -30,6 +30,13 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   return d;
 }
 
+// Larger of each pair of BF16.
+__device__ __forceinline__ uint32_t max_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("max.bf16x2 %0,%1,%2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
 // The two BF16 of a word as floats.
 __device__ __forceinline__ float low_bf16(uint32_t x) { return __uint_as_float(x << 16); }
 __device__ __forceinline__ float high_bf16(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }

@@ -48,6 +48,17 @@ struct DecodeConfig {
   static constexpr int kValueCodeBytes = kPageTokens * kHeadDim * kValueBits / 8;
   static constexpr int kMetadataBytes = kPageTokens * (kAffine ? 4 : 2);  // of one group
 
+  // Groups of a side: 1, or one a chunk.
+  static OSCAR_HD int groups(const DevicePlane& plane) {
+    return kChunks == 1 || plane.group_size == kHeadDim ? 1 : kChunks;
+  }
+  static OSCAR_HD int key_plane_bytes(const AttendParams& params) {
+    return kKeyCodeBytes + groups(params.key) * kMetadataBytes;
+  }
+  static OSCAR_HD int value_plane_bytes(const AttendParams& params) {
+    return kValueCodeBytes + groups(params.value) * kMetadataBytes;
+  }
+
   static constexpr float kKeyCentre = ((1 << kKeyBits) - 1) / 2.0f;
   static constexpr float kValueCentre = ((1 << kValueBits) - 1) / 2.0f;
   // Largest 16-bit query coefficient such that the difference of two neighbouring planes fits

@@ -19,35 +19,25 @@ struct MergeStore {
   int* flag;
 };
 
-// Writes rows of a finished item.
+// Writes a row of a finished item.
 struct RowWriter {
   const AttendParams& params;
-  const Segment& segment;
+  RowPlace place;
 
-  // Index of block row `row` in [num_seqs·num_queries][num_q_heads]; −1: padding.
-  __device__ __forceinline__ int64_t index(int row, int rows_per_block) const {
-    const int ratio = params.num_q_heads / params.num_kv_heads;
-    const int all = segment.row_block * rows_per_block + row;
-    if (all >= params.num_queries * ratio) return -1;
-    const int query = all / ratio, head = segment.head * ratio + all % ratio;
-    return (static_cast<int64_t>(segment.seq) * params.num_queries + query) * params.num_q_heads +
-           head;
-  }
   // Adds the learned sink to the sum of weights; sum relative to 2^max.
-  __device__ __forceinline__ float with_sink(int64_t index, float max, float sum) const {
+  __device__ __forceinline__ float with_sink(float max, float sum) const {
     if (params.learned_sinks == nullptr) return sum;
-    const float sink = params.learned_sinks[index % params.num_q_heads] * kLog2E;
-    return sum + exp2f(sink - max);
+    return sum + exp2f(params.learned_sinks[place.q_head] * kLog2E - max);
   }
-  __device__ __forceinline__ void lse(int64_t index, float max, float sum) const {
+  __device__ __forceinline__ void lse(float max, float sum) const {
     if (params.lse == nullptr) return;
-    params.lse[index] =
+    params.lse[place.token * params.num_q_heads + place.q_head] =
         sum > 0 ? (max + log2f(sum)) * 0.6931471805599453f : -__int_as_float(0x7f800000);
   }
-  __device__ __forceinline__ void values(int64_t index, int channel, float4 v, float sum) const {
+  template <int kHeadDim>
+  __device__ __forceinline__ void values(int channel, float4 v, float sum) const {
     const float inverse = sum > 0 ? 1.0f / sum : 0.0f;
-    const int64_t token = index / params.num_q_heads, head = index % params.num_q_heads;
-    bf16_t* out = params.out + token * params.out_token_stride + head * params.key.head_dim;
+    bf16_t* out = params.out + place.token * params.out_token_stride + place.q_head * kHeadDim;
     const uint2 packed = {ptx::pack_bf16(v.x * inverse, v.y * inverse),
                           ptx::pack_bf16(v.z * inverse, v.w * inverse)};
     *reinterpret_cast<uint2*>(out + channel) = packed;
@@ -61,9 +51,9 @@ struct RowState {
 };
 
 // A learned sink alone may carry a row that saw no token.
-__device__ __forceinline__ RowState settle(const RowWriter& writer, int64_t index, RowState s) {
+__device__ __forceinline__ RowState settle(const RowWriter& writer, RowState s) {
   if (writer.params.learned_sinks != nullptr && s.max <= kMasked) s = {0.0f, 0.0f};
-  return {s.max, writer.with_sink(index, s.max, s.sum)};
+  return {s.max, writer.with_sink(s.max, s.sum)};
 }
 
 // This warp's output of `row`s into shared memory, scaled to the block's maximum.
@@ -77,7 +67,7 @@ __device__ __forceinline__ void store_warp_out(const WarpState<C>& state,
     const float* maxima = store.max + (i * 4 + t) * kStateStride;
     float largest = kMasked;
     for (int w = 0; w < C::kWarps; ++w) largest = fmaxf(largest, maxima[w]);
-    factor[i] = state.unset[i] ? 0.0f : ptx::exp2_approx(state.max[i] - largest);
+    factor[i] = state.is_unset(i) ? 0.0f : ptx::exp2_approx(state.max[i] - largest);
   }
 #pragma unroll
   for (int m = 0; m < C::kValueTiles; ++m) {
@@ -137,7 +127,6 @@ __device__ __forceinline__ void combine_parts(const AttendParams& params, const 
   constexpr int kGroups = C::kThreads >= kQuads ? C::kThreads / kQuads : 1;
   constexpr int kPasses = C::kThreads >= kQuads ? 1 : kQuads / C::kThreads;
   constexpr int kInFlight = 6;
-  const RowWriter writer{params, schedule.segment};
   float4* group_out = reinterpret_cast<float4*>(store.out);
   float2* group_state = reinterpret_cast<float2*>(store.out + kGroups * kQuads * 4);
   static_assert(kGroups * kQuads * 4 + kGroups * kQuads * 2 <=
@@ -191,11 +180,11 @@ __device__ __forceinline__ void combine_parts(const AttendParams& params, const 
         }
       }
     }
-    const int64_t index = writer.index(row, C::kRows);
-    if (group == 0 && index >= 0) {
-      const RowState s = settle(writer, index, merged);
-      writer.values(index, channel, out, s.sum);
-      if (channel == 0) writer.lse(index, s.max, s.sum);
+    const RowWriter writer{params, RowPlace::of(params, schedule.segment, C::kRows, row)};
+    if (group == 0 && writer.place.is_valid) {
+      const RowState s = settle(writer, merged);
+      writer.template values<C::kHeadDim>(channel, out, s.sum);
+      if (channel == 0) writer.lse(s.max, s.sum);
     }
   }
 }
@@ -209,7 +198,7 @@ __device__ __forceinline__ void finish_segment(const AttendParams& params, const
   if (lane < 4) {
 #pragma unroll
     for (int i = 0; i < C::kHeadTiles; ++i) {
-      store.max[(i * 4 + lane) * kStateStride + warp] = state.unset[i] ? kMasked : state.max[i];
+      store.max[(i * 4 + lane) * kStateStride + warp] = state.is_unset(i) ? kMasked : state.max[i];
       store.sum[(i * 4 + lane) * kStateStride + warp] = state.sum[i];
     }
   }
@@ -221,11 +210,11 @@ __device__ __forceinline__ void finish_segment(const AttendParams& params, const
   const Partial<C> part{params.partials +
                         static_cast<int64_t>(schedule.partial_of(params, blockIdx.x)) *
                             Partial<C>::kFloats};
-  const RowWriter writer{params, segment};
 #pragma unroll 1
   for (int quad = threadIdx.x; quad < C::kRows * C::kHeadDim / 4; quad += C::kThreads) {
     const int row = quad / (C::kHeadDim / 4), channel = quad % (C::kHeadDim / 4) * 4;
-    RowState s = row_state(store, row);
+    RowState s{kMasked, 0.0f};
+    if (is_whole || channel == 0) s = row_state(store, row);
     float4 sum = {0, 0, 0, 0};
 #pragma unroll
     for (int w = 0; w < C::kWarps; ++w) {
@@ -234,11 +223,11 @@ __device__ __forceinline__ void finish_segment(const AttendParams& params, const
       sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
     }
     if (is_whole) {
-      const int64_t index = writer.index(row, C::kRows);
-      if (index < 0) continue;
-      s = settle(writer, index, s);
-      writer.values(index, channel, sum, s.sum);
-      if (channel == 0) writer.lse(index, s.max, s.sum);
+      const RowWriter writer{params, RowPlace::of(params, segment, C::kRows, row)};
+      if (!writer.place.is_valid) continue;
+      s = settle(writer, s);
+      writer.template values<C::kHeadDim>(channel, sum, s.sum);
+      if (channel == 0) writer.lse(s.max, s.sum);
     } else {
       __stcg(part.out(row, channel), sum);
       if (channel == 0) __stcg(part.state(row), make_float2(s.max, s.sum));

@@ -14,6 +14,11 @@
 
 namespace oscar::cuda::sm90 {
 
+// a·b with b below 2^32, as check_params ensures for strides: one instruction.
+__device__ __forceinline__ uint64_t wide(int a, int64_t b) {
+  return static_cast<uint64_t>(static_cast<uint32_t>(a)) * static_cast<uint32_t>(b);
+}
+
 // Fills the ring: walks the block's segments, this warp's units of each, one unit a call. The
 // schedule lies in shared memory, one a warp, so that it takes no registers from the loop; lane 0
 // moves it.
@@ -45,8 +50,8 @@ struct Producer {
     }
     if (has_segment && unit < num_coded) {
       const Segment& segment = schedule->segment;
-      page = __ldg(params.block_table + segment.seq * params.block_table_stride +
-                   segment.units.first_page + unit);
+      page = __ldg(params.block_table + wide(segment.seq, params.block_table_stride) +
+                   (segment.units.first_page + unit));
     }
   }
 
@@ -73,7 +78,7 @@ struct Producer {
       id = 0;
     }
 #endif
-    const uint32_t bytes = params.key.plane_bytes() + params.value.plane_bytes();
+    const uint32_t bytes = C::key_plane_bytes(params) + C::value_plane_bytes(params);
     ptx::barrier_expect(barrier, bytes);
     ptx::bulk_copy(
         dst, params.pages + id * params.page_stride_bytes + segment.head * params.head_stride_bytes,
@@ -105,9 +110,9 @@ struct Producer {
 template <class C>
 __device__ __forceinline__ int query_position(const AttendParams& params, const Segment& segment,
                                               int i, int t) {
-  const int ratio = params.num_q_heads / params.num_kv_heads;
-  const int query =
-      smaller((segment.row_block * C::kRows + i * 4 + t) / ratio, params.num_queries - 1);
+  if (params.num_queries == 1) return segment.units.length - 1;
+  const int row = segment.row_block * C::kRows + i * 4 + t;
+  const int query = smaller(row / params.q_heads_per_kv_head, params.num_queries - 1);
   return segment.units.length - params.num_queries + query;
 }
 
@@ -194,8 +199,7 @@ struct Consumer {
   __device__ __forceinline__ void coded_unit(WarpState<C>& state, uint32_t stage, int unit,
                                              int lane) const {
     const Segment& segment = block.schedule.segment;
-    const uint32_t value_plane = stage + params.key.plane_bytes();
-    const uint32_t value_scales = value_plane + C::kValueCodeBytes;
+    const uint32_t value_plane = stage + C::key_plane_bytes(params);
     const int first_token = (segment.units.first_page + unit) * kPageTokens;
     const int num_valid = segment.units.length - first_token;
     if (num_valid < kPageTokens) scrub_scales<C>(params, value_plane, num_valid, lane);
@@ -218,8 +222,10 @@ struct Consumer {
     }
 
     float largest[C::kHeadTiles];
-    const float scale = largest_scale<C>(value_scales, value_group_stride, lane);
-    bool is_over = state.any_unset();
+    PackedScales<C> packed;
+    packed.load(value_plane + C::kValueCodeBytes, value_group_stride, lane);
+    const float scale = packed.largest();
+    bool is_over = state.unset != 0;
 #pragma unroll
     for (int i = 0; i < C::kHeadTiles; ++i) {
       largest[i] = logits[0][0][i];
@@ -238,7 +244,7 @@ struct Consumer {
         for (int s = 0; s < 8; ++s) logits[s / 2][s % 2][i] -= raise[i];
       }
     }
-    accumulate_page<C>(state, logits, value_plane, value_scales, value_group_stride, lane);
+    accumulate_page<C>(state, logits, packed, value_plane, lane);
   }
 
   __device__ __forceinline__ void exact_unit(WarpState<C>& state, uint32_t stage, int exact_unit,
@@ -251,7 +257,7 @@ struct Consumer {
     const bool in_unit = is_sink_unit == (token < params.sink_tokens);
     float logits[C::kHeadTiles], weights[C::kHeadTiles];
     exact_logits<C>(logits, stage, query, lane);
-    bool is_over = state.any_unset();
+    bool is_over = state.unset != 0;
 #pragma unroll
     for (int i = 0; i < C::kHeadTiles; ++i) {
       logits[i] = logits[i] * (params.scale * kLog2E) - state.max[i];
@@ -314,6 +320,9 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     ptx::fence_barrier_init();
   }
   __syncwarp();
+  // Queries first: loads issued after the copies would wait behind them.
+  QueryRow<C> first_row;
+  if (!params.overlap_previous) first_row.load(params, schedule.segment, warp, lane);
   // Pages that the previous kernel does not write may be asked for before it ends; exact rows and
   // queries may not.
   bool has_waited = !params.overlap_previous;
@@ -322,38 +331,37 @@ __global__ void __launch_bounds__(C::kThreads, 1)
        producer.schedule->segment.copy_block < 0 || params.recent_tokens < params.num_queries)) {
     ptx::wait_for_previous_kernel();
     has_waited = true;
+    first_row.load(params, schedule.segment, warp, lane);
   }
 #pragma unroll 1
   for (int s = 0; s < C::kStages; ++s) {
     if (s == 1 && !has_waited) {
       ptx::wait_for_previous_kernel();
       has_waited = true;
+      first_row.load(params, schedule.segment, warp, lane);
     }
     producer.issue(params, s, warp, lane);
   }
 
   int stage = 0;
   uint32_t parity = 0;
-  bool has_segment = true;
+  bool has_segment = true, is_first = true;
   __syncthreads();
 #pragma unroll 1
   while (has_segment) {
     const Segment& segment = block.schedule.segment;
-    const RowWriter rows{params, segment};
     for (int row = warp; row < C::kRows; row += C::kWarps) {
-      const int64_t index = rows.index(row, C::kRows);
-      const bf16_t* q = index < 0 ? nullptr
-                                  : params.q + index / params.num_q_heads * params.q_token_stride +
-                                        index % params.num_q_heads * C::kHeadDim;
-      stage_query_row<C>(query, row, q, params.scale * kLog2E, lane);
+      if (!is_first || row >= C::kWarps) first_row.load(params, segment, row, lane);
+      stage_query_row<C>(query, row, first_row, params.scale * kLog2E, lane);
     }
+    is_first = false;
     __syncthreads();
     build_query_words<C>(query, thread);
     __syncthreads();
 
     Consumer<C> consumer{params, query, block};
-    consumer.key_group_stride = params.key.num_groups() > 1 ? C::kMetadataBytes : 0;
-    consumer.value_group_stride = params.value.num_groups() > 1 ? C::kMetadataBytes : 0;
+    consumer.key_group_stride = C::groups(params.key) > 1 ? C::kMetadataBytes : 0;
+    consumer.value_group_stride = C::groups(params.value) > 1 ? C::kMetadataBytes : 0;
     WarpState<C> state;
     state.clear();
     const int num_coded = segment.units.num_coded;

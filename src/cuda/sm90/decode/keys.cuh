@@ -19,6 +19,10 @@ __device__ __forceinline__ uint4 shifted(uint4 x, int bits) {
   return {x.x >> bits, x.y >> bits, x.z >> bits, x.w >> bits};
 }
 
+// Operand plane p of 2-bit codes keeps the lower one or two of each half byte; planes 2 and 3 are
+// taken after a shift by 4.
+__device__ __forceinline__ uint32_t low_mask(int p) { return p & 1 ? 0x0f0f0f0fu : 0x03030303u; }
+
 // dot[head tile] += low codes of one slab and tile.
 template <class C>
 __device__ __forceinline__ void dot_low(int (&dot)[C::kHeadTiles][4], uint32_t codes, int slab,
@@ -29,11 +33,10 @@ __device__ __forceinline__ void dot_low(int (&dot)[C::kHeadTiles][4], uint32_t c
     const uint2 y = {x.x >> 4, x.y >> 4};
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
-      const uint32_t mask = p & 1 ? 0x0f0f0f0fu : 0x03030303u;
       const uint2 a = p < 2 ? x : y;
 #pragma unroll
       for (int i = 0; i < C::kHeadTiles; ++i) {
-        ptx::mma_u8s8_k16(dot[i], a.x & mask, a.y & mask, query[i][p]);
+        ptx::mma_u8s8_k16(dot[i], a.x & low_mask(p), a.y & low_mask(p), query[i][p]);
       }
     }
   } else {
@@ -48,7 +51,7 @@ __device__ __forceinline__ void dot_low(int (&dot)[C::kHeadTiles][4], uint32_t c
       const uint4 y = shifted(x, 4);
 #pragma unroll
       for (int p = 0; p < 4; ++p) {
-        const uint4 a = masked(p < 2 ? x : y, p & 1 ? 0x0f0f0f0fu : 0x03030303u);
+        const uint4 a = masked(p < 2 ? x : y, low_mask(p));
 #pragma unroll
         for (int i = 0; i < C::kHeadTiles; ++i) {
           ptx::mma_u8s8_k32(dot[i], a, query[i][2 * p], query[i][2 * p + 1]);
@@ -103,12 +106,12 @@ struct TokenScales {
 };
 
 template <bool kAffine>
-__device__ __forceinline__ TokenScales load_scales(uint32_t metadata, int slab, int g) {
+__device__ __forceinline__ TokenScales load_scales(uint32_t metadata_of_g, int slab) {
   if constexpr (kAffine) {
-    const uint2 x = ptx::load_shared_8(metadata + (slab * 8 + g) * 8);
+    const uint2 x = ptx::load_shared_8(metadata_of_g + slab * 64);
     return {{ptx::low_bf16(x.x), ptx::low_bf16(x.y)}, {ptx::high_bf16(x.x), ptx::high_bf16(x.y)}};
   } else {
-    const uint32_t x = ptx::load_shared_4(metadata + (slab * 8 + g) * 4);
+    const uint32_t x = ptx::load_shared_4(metadata_of_g + slab * 32);
     return {{ptx::low_bf16(x), ptx::high_bf16(x)}, {0.0f, 0.0f}};
   }
 }
@@ -151,7 +154,8 @@ __device__ __forceinline__ void page_logits(PageLogits<C>& logits, uint32_t code
         dot_low<C>(dot, codes, slab, all, lane, query[tile]);
         if constexpr (C::kKeyBits == 3) dot_high<C>(high, codes, slab, all, lane, store);
       }
-      const TokenScales scales = load_scales<C::kAffine>(metadata + chunk * group_stride, slab, g);
+      const TokenScales scales =
+          load_scales<C::kAffine>(metadata + g * (C::kAffine ? 8 : 4) + chunk * group_stride, slab);
 #pragma unroll
       for (int i = 0; i < C::kHeadTiles; ++i) {
 #pragma unroll

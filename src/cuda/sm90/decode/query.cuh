@@ -10,6 +10,7 @@
 #include "cuda/ptx/memory.h"
 #include "cuda/ptx/scalar.h"
 #include "cuda/sm90/decode/config.h"
+#include "cuda/sm90/decode/schedule.cuh"
 
 namespace oscar::cuda::sm90 {
 
@@ -60,18 +61,32 @@ __device__ __forceinline__ uint32_t byte_of(int coefficient, bool low) {
   return static_cast<uint32_t>(low ? coefficient - 256 * high : high) & 255u;
 }
 
+// One query row in a warp's registers. Rows of padding are zero.
+template <class C>
+struct QueryRow {
+  uint32_t pair[C::kHeadDim / 64];
+
+  __device__ __forceinline__ void load(const AttendParams& params, const Segment& segment, int row,
+                                       int lane) {
+    const RowPlace place = RowPlace::of(params, segment, C::kRows, row);
+    const bool is_row = place.is_valid && row < C::kRows;
+    const uint32_t* source = reinterpret_cast<const uint32_t*>(
+        params.q + place.token * params.q_token_stride + place.q_head * C::kHeadDim);
+#pragma unroll
+    for (int i = 0; i < C::kHeadDim / 64; ++i) pair[i] = is_row ? source[i * 32 + lane] : 0u;
+  }
+};
+
 // Row `row`'s BF16 values into shared memory, its units and sums; one warp a row. q null: a row of
 // zeros.
 template <class C>
 __device__ __forceinline__ void stage_query_row(const QueryStore<C>& store, int row,
-                                                const bf16_t* q, float scale_log2, int lane) {
+                                                const QueryRow<C>& q, float scale_log2, int lane) {
   uint32_t* words = reinterpret_cast<uint32_t*>(store.rows + row * C::kExactRowBytes);
-  const uint32_t* source = reinterpret_cast<const uint32_t*>(q);
-  uint32_t pair[C::kHeadDim / 64];
+  const uint32_t(&pair)[C::kHeadDim / 64] = q.pair;
   float largest = 1e-20f;
 #pragma unroll
   for (int i = 0; i < C::kHeadDim / 64; ++i) {
-    pair[i] = q != nullptr ? source[i * 32 + lane] : 0u;
     words[i * 32 + lane] = pair[i];
     largest = fmaxf(largest, fmaxf(fabsf(ptx::low_bf16(pair[i])), fabsf(ptx::high_bf16(pair[i]))));
   }

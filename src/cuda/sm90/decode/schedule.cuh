@@ -39,6 +39,22 @@ struct Segment {
   int item_begin;  // of the item in the row of all units (num_splits = 0)
 };
 
+// Where a row of a block lies in q, out and lse.
+struct RowPlace {
+  std::int64_t token;  // of [num_seqs·num_queries]
+  int q_head;
+  bool is_valid;  // false: padding
+
+  static __device__ __forceinline__ RowPlace of(const AttendParams& params, const Segment& segment,
+                                                int rows_per_block, int row) {
+    const int ratio = params.q_heads_per_kv_head;
+    const int all = segment.row_block * rows_per_block + row;
+    const int query = params.num_queries == 1 ? 0 : all / ratio;
+    return {static_cast<std::int64_t>(segment.seq) * params.num_queries + query,
+            segment.head * ratio + all - query * ratio, all < params.num_queries * ratio};
+  }
+};
+
 // Walks a block's segments; producer and consumer each have one.
 struct Schedule {
   Segment segment;

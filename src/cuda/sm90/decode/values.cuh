@@ -10,21 +10,55 @@
 
 namespace oscar::cuda::sm90 {
 
-// Largest value scale of this lane's tokens, over the groups; positive.
+// Packed scales (and zero points) of this lane's value tokens: two words a slab when affine, one
+// else.
 template <class C>
-__device__ __forceinline__ float largest_scale(uint32_t metadata, int group_stride, int lane) {
-  float largest = 0x1p-40f;
+struct PackedScales {
+  static constexpr int kWords = C::kAffine ? 2 : 1;
+  uint32_t words[C::kChunks][4][kWords];
+
+  __device__ __forceinline__ void load(uint32_t metadata, int group_stride, int lane) {
+    const uint32_t first = metadata + (lane >> 2) * (4 * kWords);
 #pragma unroll
-  for (int chunk = 0; chunk < C::kChunks; ++chunk) {
+    for (int chunk = 0; chunk < C::kChunks; ++chunk) {
 #pragma unroll
-    for (int slab = 0; slab < 4; ++slab) {
-      const TokenScales scales =
-          load_scales<C::kAffine>(metadata + chunk * group_stride, slab, lane >> 2);
-      largest = fmaxf(largest, fmaxf(scales.scale[0], scales.scale[1]));
+      for (int slab = 0; slab < 4; ++slab) {
+        const uint32_t address = first + chunk * group_stride + slab * (32 * kWords);
+        if constexpr (C::kAffine) {
+          const uint2 x = ptx::load_shared_8(address);
+          words[chunk][slab][0] = x.x;
+          words[chunk][slab][1] = x.y;
+        } else {
+          words[chunk][slab][0] = ptx::load_shared_4(address);
+        }
+      }
     }
   }
-  return largest;
-}
+  __device__ __forceinline__ TokenScales at(int chunk, int slab) const {
+    const auto& w = words[chunk][slab];
+    if constexpr (C::kAffine) {
+      return {{ptx::low_bf16(w[0]), ptx::low_bf16(w[1])},
+              {ptx::high_bf16(w[0]), ptx::high_bf16(w[1])}};
+    } else {
+      return {{ptx::low_bf16(w[0]), ptx::high_bf16(w[0])}, {0.0f, 0.0f}};
+    }
+  }
+  // Largest scale, positive; zero points ride along in the pairs.
+  __device__ __forceinline__ float largest() const {
+    uint32_t pair = words[0][0][0];
+#pragma unroll
+    for (int chunk = 0; chunk < C::kChunks; ++chunk) {
+#pragma unroll
+      for (int slab = 0; slab < 4; ++slab) {
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) pair = ptx::max_bf16x2(pair, words[chunk][slab][w]);
+      }
+    }
+    const float scale =
+        C::kAffine ? ptx::low_bf16(pair) : fmaxf(ptx::low_bf16(pair), ptx::high_bf16(pair));
+    return fmaxf(scale, 0x1p-40f);
+  }
+};
 
 // The weights of a slab as operand B: halves of tokens 2t, 2t + 1 (x) and 2t + 8, 2t + 9 (y) for
 // column g.
@@ -58,10 +92,10 @@ __device__ __forceinline__ void accumulate_bytes(WarpState<C>& state, uint4 code
   }
 }
 
-// codes, metadata: the page's value plane in shared memory; logits relative to state.max.
+// codes: the page's value codes in shared memory; logits relative to state.max.
 template <class C>
 __device__ __forceinline__ void accumulate_page(WarpState<C>& state, const PageLogits<C>& logits,
-                                                uint32_t codes, uint32_t metadata, int group_stride,
+                                                const PackedScales<C>& packed, uint32_t codes,
                                                 int lane) {
   constexpr uint32_t kLowBytes = 0x4140, kHighBytes = 0x4342;
   constexpr bool kNarrow = C::kHeadDim == 64 && C::kValueBits == 2;
@@ -77,8 +111,7 @@ __device__ __forceinline__ void accumulate_page(WarpState<C>& state, const PageL
     }
 #pragma unroll
     for (int chunk = 0; chunk < C::kChunks; ++chunk) {
-      const TokenScales scales =
-          load_scales<C::kAffine>(metadata + chunk * group_stride, slab, lane >> 2);
+      const TokenScales scales = packed.at(chunk, slab);
       float scaled[2][C::kHeadTiles];
 #pragma unroll
       for (int i = 0; i < C::kHeadTiles; ++i) {

@@ -18,13 +18,13 @@ struct WarpState {
   float sum[C::kHeadTiles];               // of this lane's tokens
   float zero[C::kChunks][C::kHeadTiles];  // Σ weight·scale·zero point of this lane's tokens
   float out[C::kValueTiles][4];
-  bool unset[C::kHeadTiles];
+  int unset;  // bit i: head tile i saw no token yet
 
   __device__ __forceinline__ void clear() {
+    unset = (1 << C::kHeadTiles) - 1;
 #pragma unroll
     for (int i = 0; i < C::kHeadTiles; ++i) {
       max[i] = sum[i] = 0;
-      unset[i] = true;
 #pragma unroll
       for (int c = 0; c < C::kChunks; ++c) zero[c][i] = 0;
     }
@@ -35,12 +35,7 @@ struct WarpState {
     }
   }
 
-  __device__ __forceinline__ bool any_unset() const {
-    bool any = unset[0];
-#pragma unroll
-    for (int i = 1; i < C::kHeadTiles; ++i) any = any || unset[i];
-    return any;
-  }
+  __device__ __forceinline__ bool is_unset(int i) const { return unset >> i & 1; }
 
   // bound: log2 of the largest weight·scale relative to max, of this lane's tokens. Raises max so
   // that it becomes kWeightTarget; returns by how much in `raise`, which the caller subtracts from
@@ -54,9 +49,9 @@ struct WarpState {
       for (int o = 4; o < 32; o <<= 1) b = fmaxf(b, __shfl_xor_sync(~0u, b, o));
       const bool sees_tokens = b > 0.5f * kMasked;
       float d = b - kWeightTarget;
-      if (!unset[i]) d = fmaxf(d, 0.0f);
+      if (!is_unset(i)) d = fmaxf(d, 0.0f);
       if (!sees_tokens) d = 0;
-      unset[i] = unset[i] && !sees_tokens;
+      if (sees_tokens) unset &= ~(1 << i);
       raise[i] = d;
       const float factor = ptx::exp2_approx(fminf(-d, 120.0f));
       max[i] += d;

@@ -1,0 +1,109 @@
+#include "cuda/encode.h"
+#include "cuda/encode/kernel.cuh"
+
+namespace oscar::cuda {
+namespace {
+
+template <int kMaxDim, bool kWhole>
+cudaError_t launch(const EncodeParams& params, cudaStream_t stream) {
+  using encode::Tile;
+  const auto kernel = encode::encode_kernel<kMaxDim, kWhole>;
+  if (sizeof(Tile<kMaxDim>) > 48 * 1024) {
+    const cudaError_t error = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{sizeof(Tile<kMaxDim>)});
+    if (error != cudaSuccess) return error;
+  }
+  const dim3 grid(
+      static_cast<unsigned>((params.num_tokens + encode::kTileTokens - 1) / encode::kTileTokens),
+      static_cast<unsigned>(params.num_kv_heads), 2);
+  kernel<<<grid, encode::kThreads, sizeof(Tile<kMaxDim>), stream>>>(params);
+  return cudaGetLastError();
+}
+
+template <int kMaxDim>
+cudaError_t launch(const EncodeParams& params, bool is_whole, cudaStream_t stream) {
+  return is_whole ? launch<kMaxDim, true>(params, stream) : launch<kMaxDim, false>(params, stream);
+}
+
+std::string check_side(const EncodeParams& params, const EncodeSide& side, const char* name) {
+  const auto say = [name](const char* what) { return std::string(name) + ": " + what; };
+  const DevicePlane& plane = side.plane;
+  if (plane.head_dim < 32 || plane.head_dim > 256 || plane.head_dim % 16 != 0) {
+    return say("head_dim ") + std::to_string(plane.head_dim) +
+           " is not a multiple of 16 from 32 to 256";
+  }
+  if (plane.bits < 2 || plane.bits > 4) return say("bits must be 2, 3 or 4");
+  if (plane.group_size <= 0 || plane.head_dim % plane.group_size != 0) {
+    return say("group_size must divide head_dim");
+  }
+  if (side.clip_ratio == nullptr) return say("clip_ratio must not be null");
+  if (side.plane_offset_bytes < 0 || side.plane_offset_bytes % 16 != 0 ||
+      side.plane_offset_bytes + plane.plane_bytes() > params.head_stride_bytes) {
+    return say("the plane does not lie in the run of a head");
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string check_params(const EncodeParams& params) {
+  if (params.num_tokens < 0 || params.num_tokens > (std::int64_t{1} << 36)) {
+    return "num_tokens " + std::to_string(params.num_tokens) + " is out of range";
+  }
+  if (params.num_kv_heads <= 0 || params.num_kv_heads > 65535) {
+    return "num_kv_heads " + std::to_string(params.num_kv_heads) + " is out of range";
+  }
+  if (params.pages == nullptr || params.slots == nullptr) return "pages and slots must not be null";
+  if (reinterpret_cast<std::uintptr_t>(params.pages) % 16 != 0 ||
+      params.page_stride_bytes % 16 != 0 || params.head_stride_bytes % 16 != 0) {
+    return "pages, page_stride_bytes and head_stride_bytes must be multiples of 16";
+  }
+  for (int side = 0; side < 2; ++side) {
+    if (params.sides[side].rows == nullptr) continue;
+    const std::string problem =
+        check_side(params, params.sides[side], side == 0 ? "keys" : "values");
+    if (!problem.empty()) return problem;
+  }
+  if (params.num_pairs > 0 && params.sides[0].mean != nullptr &&
+      (!params.positions || !params.rope_tile || !params.rope_start)) {
+    return "a key mean before RoPE needs positions and its tables";
+  }
+  if (params.copies != nullptr && (params.copy_slots == nullptr || params.rows_per_block <= 0)) {
+    return "copies need copy_slots and rows_per_block";
+  }
+  return "";
+}
+
+Status run_encode(const EncodeParams& params, cudaStream_t stream) noexcept {
+  try {
+    const std::string problem = check_params(params);
+    if (!problem.empty()) {
+      return Status::failure(Status::Code::kInvalidArgument, "encode: %s", problem.c_str());
+    }
+  } catch (...) {
+    return Status::failure(Status::Code::kInvalidArgument, "%s", "out of memory while checking");
+  }
+  if (params.num_tokens == 0) return {};
+  int head_dim = 0;
+  bool is_whole = true;
+  for (const EncodeSide& side : params.sides) {
+    if (side.rows == nullptr) continue;
+    head_dim = head_dim > side.plane.head_dim ? head_dim : side.plane.head_dim;
+  }
+  if (head_dim == 0) return {};
+  const int max_dim = head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
+  for (const EncodeSide& side : params.sides) {
+    if (side.rows == nullptr) continue;
+    is_whole = is_whole && side.plane.head_dim == max_dim && side.plane.group_size == max_dim;
+  }
+  const cudaError_t error = max_dim == 64    ? launch<64>(params, is_whole, stream)
+                            : max_dim == 128 ? launch<128>(params, is_whole, stream)
+                                             : launch<256>(params, is_whole, stream);
+  if (error == cudaSuccess) return {};
+  return Status::failure(
+      Status::Code::kCudaError, "encode: %s (%lld tokens, %d heads of %d, %d/%d bits)",
+      cudaGetErrorString(error), static_cast<long long>(params.num_tokens), params.num_kv_heads,
+      head_dim, params.sides[0].plane.bits, params.sides[1].plane.bits);
+}
+
+}  // namespace oscar::cuda
