@@ -21,17 +21,21 @@ function(oscar_library name)
   target_link_libraries(oscar_${name} PUBLIC ${ARG_LINK} PRIVATE oscar_flags ${ARG_PRIVATE_LINK})
 endfunction()
 
-# oscar_test(NAME SOURCES… [LINK targets…] [LABELS labels…]): a GoogleTest program, run as one CTest test. The label "model" is for
-# tests that need a GGUF model, $OSCAR_TEST_MODEL; where it was given, skipping for want of one is a failure.
+# oscar_test(NAME SOURCES… [LINK targets…]): a GoogleTest program, run as one CTest test.
 function(oscar_test name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LINK;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_LINK} oscar_flags GTest::gtest GTest::gtest_main)
   add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}")
+endfunction()
+
+# oscar_model_test(NAME): the CTest test NAME runs a real model, $OSCAR_TEST_MODEL: label "model". Where a model was given, skipping
+# for want of one is a failure.
+function(oscar_model_test name)
+  set_property(TEST ${name} APPEND PROPERTY LABELS model)
   if(OSCAR_TEST_MODEL)
-    set_tests_properties(${name} PROPERTIES
-      ENVIRONMENT "OSCAR_TEST_MODEL=${OSCAR_TEST_MODEL}" FAIL_REGULAR_EXPRESSION "no model: set OSCAR_TEST_MODEL")
+    set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT "OSCAR_TEST_MODEL=${OSCAR_TEST_MODEL}")
+    set_property(TEST ${name} APPEND PROPERTY FAIL_REGULAR_EXPRESSION "no model: set OSCAR_TEST_MODEL")
   endif()
 endfunction()
 

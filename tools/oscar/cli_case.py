@@ -1,7 +1,7 @@
 """What the tests of the program share: a folder, small models, and how it is run.
 
 A test file is called as: FILE OSCAR [unittest arguments], where OSCAR is the program. Tests on a
-real model need OSCAR_TEST_MODEL or OSCAR_MODEL_DIR, and say so when they are skipped.
+real model need OSCAR_TEST_MODEL, and say so when they are skipped.
 """
 
 import os
@@ -15,16 +15,13 @@ import unittest
 
 from tiny_gguf import TinyModel
 
-REAL_MODEL_FILE = "smollm2-135m-instruct-q4_1.gguf"
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 MAX_BAD_INPUT_MIB = 200
 program = ""
 
 
 def real_model():
-    named = os.environ.get("OSCAR_TEST_MODEL")
-    folder = os.environ.get("OSCAR_MODEL_DIR")
-    path = named or (os.path.join(folder, REAL_MODEL_FILE) if folder else "")
+    path = os.environ.get("OSCAR_TEST_MODEL")
     return path if path and os.path.exists(path) else None
 
 

@@ -3,13 +3,10 @@
 import json
 import unittest
 
-from cli_case import REAL_MODEL_FILE, REPOSITORY, CliTest, main, real_model
+from cli_case import REPOSITORY, CliTest, main, real_model
 
 
-@unittest.skipUnless(
-    real_model(),
-    f"no real model: OSCAR_TEST_MODEL is unset, and OSCAR_MODEL_DIR holds no {REAL_MODEL_FILE}",
-)
+@unittest.skipUnless(real_model(), "no model: set OSCAR_TEST_MODEL to a GGUF file")
 class RealModel(CliTest):
     def test_exact_cache_is_as_close_as_flash_attention(self):
         path = self.folder / "r.json"
