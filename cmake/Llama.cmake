@@ -1,9 +1,9 @@
 # The pinned llama.cpp, built outside the tree by scripts/lib.sh.
 if(NOT EXISTS "${OSCAR_LLAMA_SOURCE}/include/llama.h")
-  message(FATAL_ERROR "OSCAR_LLAMA_SOURCE='${OSCAR_LLAMA_SOURCE}' holds no include/llama.h; run scripts/test, or pass -DOSCAR_WITH_LLAMA=OFF")
+  message(FATAL_ERROR "OSCAR_LLAMA_SOURCE='${OSCAR_LLAMA_SOURCE}' holds no include/llama.h; eval \"$(scripts/setup)\" sets it, -DOSCAR_WITH_LLAMA=OFF does without")
 endif()
 if(NOT EXISTS "${OSCAR_LLAMA_BUILD}/bin/libllama.so")
-  message(FATAL_ERROR "OSCAR_LLAMA_BUILD='${OSCAR_LLAMA_BUILD}' holds no bin/libllama.so; run scripts/test, or pass -DOSCAR_WITH_LLAMA=OFF")
+  message(FATAL_ERROR "OSCAR_LLAMA_BUILD='${OSCAR_LLAMA_BUILD}' holds no bin/libllama.so; eval \"$(scripts/setup)\" sets it, -DOSCAR_WITH_LLAMA=OFF does without")
 endif()
 foreach(lib llama ggml ggml-base)
   add_library(${lib}_shared SHARED IMPORTED)
