@@ -38,18 +38,18 @@ typedef enum oscar_status {
   OSCAR_MISMATCH = 4,         /* valid, but made for another model, shape or version */
   OSCAR_UNSUPPORTED = 5,      /* valid, but not something this build or machine can do */
   OSCAR_IO = 6,               /* the system refused to read or write */
-  OSCAR_OUT_OF_PAGES =
-      7, /* the cache has too few free pages; free or truncate a sequence and try again */
-  OSCAR_NOT_FINITE =
-      8, /* a row held NaN or Inf; it was stored as zeros, everything else as given */
+  OSCAR_OUT_OF_PAGES = 7,     /* too few free pages; free or truncate a sequence, then again */
+  OSCAR_NOT_FINITE = 8,       /* a row held NaN or Inf; it was stored as zeros, the rest as given */
   OSCAR_OUT_OF_MEMORY = 9,
   OSCAR_INTERNAL = 10 /* a fault of the library */
 } oscar_status;
 
-typedef struct oscar_method
-    oscar_method; /* how a model's keys and values are stored: transforms, means, clips, bits */
-typedef struct oscar_codec oscar_codec; /* one layer's encoder */
-typedef struct oscar_cache oscar_cache; /* pages and sequences of a model */
+/* How a model's keys and values are stored: transforms, means, clips, bits. */
+typedef struct oscar_method oscar_method;
+/* One layer's encoder. */
+typedef struct oscar_codec oscar_codec;
+/* Pages and sequences of a model. */
+typedef struct oscar_cache oscar_cache;
 
 /* "0.1.0". Static; never NULL. */
 OSCAR_API const char* oscar_version(void);
@@ -64,9 +64,7 @@ OSCAR_API const char* oscar_status_name(oscar_status status);
  * when it names one that is not there. Static. */
 OSCAR_API const char* oscar_kernels(void);
 
-/* ---- method
- * ------------------------------------------------------------------------------------------------------------------
- */
+/* ---- Method ---- */
 
 /* A decoder's attention layers; the same shape in every layer. */
 typedef struct oscar_model {
@@ -79,11 +77,17 @@ typedef struct oscar_model {
 
 /* kv: METHOD or FILE, then ':' and comma-separated options, as the program's --kv takes them:
  *   "quarot", "naive:k16v16", "model.oscar.safetensors:k3v2,sink=0,recent=128"
- * METHOD is one that needs no calibration (naive, quarot); FILE is an artefact that `oscar
- * calibrate` wrote. Options: kKvV (bits of keys and values: 2, 3, 4, 16), sink=N, recent=N (tokens
- * with exact copies), group=N (channels a scale), no-hadamard, no-clip, no-mean, unbiased. model:
- * required for a METHOD. For a FILE it may be NULL; otherwise the file must be for this shape
- * (OSCAR_MISMATCH). *out is set on success only and freed by oscar_method_free. */
+ * METHOD is one that needs no calibration (naive, quarot); FILE is an artefact that the command
+ * `oscar calibrate` wrote. Options:
+ *   kKvV                                   bits of keys and values: 2, 3, 4, 16
+ *   sink=N recent=N                        tokens with exact copies
+ *   group=N                                channels a scale
+ *   no-hadamard no-clip no-mean unbiased   leave a part out; unbiased key scale
+ *
+ * model: required for a METHOD. For a FILE it may be NULL; otherwise the file must be for this
+ * shape (OSCAR_MISMATCH).
+ *
+ * *out is set on success only and freed by oscar_method_free. */
 OSCAR_API oscar_status oscar_method_open(const char* kv, const oscar_model* model,
                                          oscar_method** out);
 OSCAR_API void oscar_method_free(oscar_method* method); /* NULL is allowed */
@@ -92,15 +96,14 @@ typedef struct oscar_method_info {
   char name[32]; /* "oscar-plus" */
   oscar_model model;
   int32_t k_bits, v_bits; /* 2, 3, 4, 16 */
-  double bits_per_value;  /* stored, scales and zero points included, copies not; the mean over
-                             layers, K and V */
+  /* Stored bits, scales and zero points included, copies not; over K and V of all layers. */
+  double bits_per_value;
   int32_t sink_tokens, recent_tokens; /* as the options say, else 64 and 256 */
 } oscar_method_info;
 
 OSCAR_API oscar_status oscar_method_describe(const oscar_method* method, oscar_method_info* out);
 
-/* ---- rows of one layer, without a cache
- * ---------------------------------------------------------------------------------------- */
+/* ---- Rows of one layer, without a cache ---- */
 
 /* layer: 0 .. num_layers − 1. max_position: largest position of a key, at least 0. */
 OSCAR_API oscar_status oscar_codec_create(const oscar_method* method, int32_t layer,
@@ -113,9 +116,9 @@ OSCAR_API void oscar_codec_free(oscar_codec* codec); /* NULL is allowed */
 OSCAR_API size_t oscar_codec_key_bytes(const oscar_codec* codec);
 OSCAR_API size_t oscar_codec_value_bytes(const oscar_codec* codec);
 
-/* keys: [num_tokens][num_kv_heads][head_dim_k]. positions: [num_tokens], 0 .. max_position. bytes:
- * [num_tokens][oscar_codec_key_bytes]. The bytes depend on key and position alone.
- * OSCAR_NOT_FINITE: see there. */
+/* keys: [num_tokens][num_kv_heads][head_dim_k]. positions: [num_tokens], 0 .. max_position.
+ * bytes: [num_tokens][oscar_codec_key_bytes].
+ * The bytes depend on key and position alone. OSCAR_NOT_FINITE: see there. */
 OSCAR_API oscar_status oscar_encode_keys(const oscar_codec* codec, const float* keys,
                                          const int32_t* positions, int64_t num_tokens,
                                          uint8_t* bytes);
@@ -129,18 +132,14 @@ OSCAR_API oscar_status oscar_decode_keys(const oscar_codec* codec, const uint8_t
 OSCAR_API oscar_status oscar_decode_values(const oscar_codec* codec, const uint8_t* bytes,
                                            int64_t num_tokens, float* values);
 
-/* ---- cache
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* ---- Cache ---- */
 
 typedef struct oscar_cache_options {
-  size_t struct_bytes;   /* sizeof(oscar_cache_options), set by oscar_cache_options_init */
-  int64_t num_pages;     /* of 64 tokens, for all layers; default 64 */
-  int32_t max_sequences; /* default 1 */
-  int32_t sink_tokens; /* first tokens of a sequence that are also kept exactly; the default is the
-                          method's */
-  int32_t recent_tokens;     /* tokens before a query that it attends exactly; the default is the
-                                method's */
+  size_t struct_bytes;       /* sizeof(oscar_cache_options), set by oscar_cache_options_init */
+  int64_t num_pages;         /* of 64 tokens, for all layers; default 64 */
+  int32_t max_sequences;     /* default 1 */
+  int32_t sink_tokens;       /* first tokens, also kept exactly; default: the method's */
+  int32_t recent_tokens;     /* last tokens that a query attends exactly; default: the method's */
   int64_t max_append_tokens; /* of one oscar_append_begin; default 512 */
   int32_t max_position;      /* tokens of a sequence at most; default 2^20 */
   int32_t num_threads;       /* default 1 */
@@ -179,18 +178,17 @@ OSCAR_API oscar_status oscar_append_layer(oscar_cache* cache, int32_t sequence, 
                                           const float* keys, const float* values);
 
 typedef struct oscar_queries {
-  size_t struct_bytes; /* sizeof(oscar_queries); the rest may be zeros but for the first four */
-  const float* q; /* [num_queries][num_q_heads][head_dim_k]: of the last num_queries tokens of the
-                     sequence */
-  float* out;     /* [num_queries][num_q_heads][head_dim_v] */
+  size_t struct_bytes; /* sizeof(oscar_queries); what follows scale may be zeros */
+  const float* q;      /* [num_queries][num_q_heads][head_dim_k], the sequence's last tokens */
+  float* out;          /* [num_queries][num_q_heads][head_dim_v] */
   int64_t num_queries; /* 0 .. the sequence's length */
   float scale;         /* on q·k; commonly 1/sqrt(head_dim_k) */
   float soft_cap;      /* > 0: logit = soft_cap * tanh(logit / soft_cap) */
-  int32_t
-      sliding_window; /* > 0: a query attends itself and the sliding_window − 1 tokens before it */
-  const float* sinks; /* [num_q_heads] learned logits that join the softmax sum and carry no value,
-                         or NULL */
-  float* lse;         /* [num_queries][num_q_heads] natural log of the softmax sum, or NULL */
+  /* > 0: a query attends itself and the sliding_window − 1 tokens before it. */
+  int32_t sliding_window;
+  /* [num_q_heads] learned logits that join the softmax sum and carry no value, or NULL. */
+  const float* sinks;
+  float* lse; /* [num_queries][num_q_heads] natural log of the softmax sum, or NULL */
 } oscar_queries;
 
 /* Causal attention of the sequence's last tokens over all of it: softmax(q·k·scale)·v, exactly

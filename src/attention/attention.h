@@ -41,26 +41,27 @@ Plan plan(const Shape& shape, int num_threads);
 // One sequence's cells. Cell c lies in page block_table[c / 64] at offset c % 64.
 struct KvView {
   PlaneView k, v;
-  const std::int32_t* block_table =
-      nullptr;  // [⌈num_kv/64⌉] page ids; null: page = first_page + c / 64
+  // [⌈num_kv/64⌉] page ids; null: page = first_page + c / 64.
+  const std::int32_t* block_table = nullptr;
   std::int64_t first_page = 0;
-  const std::int32_t* cell_positions =
-      nullptr;  // [num_kv], −1: never written (skipped whatever the mask says); null: position = c
-  const std::int32_t* copy_slots =
-      nullptr;                       // [num_kv] row of the copies, −1: none; null: no copies
+  // [num_kv], −1: never written (skipped whatever the mask says); null: position = c.
+  const std::int32_t* cell_positions = nullptr;
+  // [num_kv] row of the copies, −1: none; null: no copies.
+  const std::int32_t* copy_slots = nullptr;
   const bf16_t* k_copies = nullptr;  // [slots][num_kv_heads][head_dim_k], raw basis
   const bf16_t* v_copies = nullptr;  // [slots][num_kv_heads][head_dim_v], raw basis
 };
 
 struct Params {
-  const float* q =
-      nullptr;  // [num_queries][num_q_heads][head_dim_k] raw basis after RoPE; strides in floats
+  // [num_queries][num_q_heads][head_dim_k] raw basis, after RoPE; strides in floats.
+  const float* q = nullptr;
   std::int64_t q_query_stride = 0, q_head_stride = 0;
   float* out = nullptr;  // [num_queries][num_q_heads][head_dim_v] raw basis
   std::int64_t out_query_stride = 0, out_head_stride = 0;
-  float* lse = nullptr;  // [num_queries][num_q_heads] natural log, or null
-  const std::int32_t* query_positions =
-      nullptr;  // [num_queries]; needed for causal, sliding_window and the recent rule
+  // [num_queries][num_q_heads] natural log of the softmax sum, learned sinks included; or null.
+  float* lse = nullptr;
+  // [num_queries]; needed for causal, sliding_window and the recent rule. Null: none of the three.
+  const std::int32_t* query_positions = nullptr;
 
   KvView kv;
   const cache::LayerCodec* codec = nullptr;
@@ -68,14 +69,15 @@ struct Params {
   float scale = 1.0f;     // on q·k
   float soft_cap = 0.0f;  // 0: none; logit = soft_cap·tanh(logit/soft_cap), before masks
   bool causal = false;    // token position ≤ query position
-  std::int32_t sliding_window =
-      0;  // 0: none; query position − token position < sliding_window (the token itself counts)
-  const std::uint16_t* mask_f16 =
-      nullptr;  // [num_queries][num_kv] F16, added to the logit (−inf hides); null: none
-  std::int64_t mask_stride = 0;  // in elements
-  const float* mask_slopes =
-      nullptr;                   // [num_q_heads] ALiBi: the mask value is multiplied by it; null: 1
-  const float* sinks = nullptr;  // [num_q_heads] learned sink logits, or null
+  // 0: none; query position − token position < sliding_window (the token itself counts).
+  std::int32_t sliding_window = 0;
+  // [num_queries][num_kv] F16, added to the logit (−inf hides), stride in elements; null: none.
+  const std::uint16_t* mask_f16 = nullptr;
+  std::int64_t mask_stride = 0;
+  // [num_q_heads] ALiBi: the mask value is multiplied by it; null: 1.
+  const float* mask_slopes = nullptr;
+  // [num_q_heads] learned logits that join the softmax sum and carry no value; or null.
+  const float* sinks = nullptr;
   std::int32_t sink_tokens = 0, recent_tokens = 0;
 };
 

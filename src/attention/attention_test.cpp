@@ -19,9 +19,10 @@ constexpr double kMaxRelativeError = 1e-3;  // ‖o − o₆₄‖/‖o₆₄‖
 // head_dim products (transform of q, transform of k, dot) of magnitude ‖q‖‖k‖·scale, so it is off
 // by δ ≤ 3·head_dim·u·‖q‖‖k‖·scale and its weight by 2δ of itself; the sum over tokens adds
 // num_tokens·u and the output transform head_dim·u. Codes use the BF16 scale and zero exactly.
-void expect_matches_reference(const Scenario& scenario) {
-  SCOPED_TRACE(scenario.name());
-  Layer layer(scenario);
+void expect_matches_reference(const Scenario& scenario,
+                              const kernels::KernelSet& kernels = kernels::selected_kernel_set()) {
+  SCOPED_TRACE(scenario.name() + ", kernels " + kernels.name);
+  Layer layer(scenario, kernels);
   const Result result = layer.attend(), reference = layer.reference();
   EXPECT_LE(relative_error(result.out, reference.out), kMaxRelativeError);
   const double u = std::ldexp(1.0, -24);
@@ -55,6 +56,26 @@ TEST(Attention, EveryPairOfBits) {
                                     .v_bits = v_bits,
                                     .codebook = codebook,
                                     .num_queries = num_queries});
+        }
+      }
+    }
+  }
+}
+
+TEST(Attention, EveryKernelSet) {
+  for (const kernels::KernelSet* set : kernels::all_kernel_sets()) {
+    if (!set->supported()) continue;
+    for (const int bits : {2, 3, 4}) {
+      for (const int dim : {64, 80, 128}) {
+        for (const std::int64_t num_queries : {1, 50}) {
+          expect_matches_reference({.k_bits = bits,
+                                    .v_bits = bits,
+                                    .group = 3,
+                                    .head_dim_k = dim,
+                                    .head_dim_v = dim,
+                                    .num_queries = num_queries,
+                                    .permuted_cells = dim == 80},
+                                   *set);
         }
       }
     }
