@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <vector>
 
@@ -13,8 +14,7 @@ TEST(ParallelFor, EveryTaskOnceOnALegalThread) {
     for (const std::int64_t num_tasks : {0, 1, 2, 5, 1000}) {
       std::vector<std::atomic<int>> calls(static_cast<std::size_t>(num_tasks));
       std::atomic<int> illegal{0};
-      const std::int64_t team =
-          std::max<std::int64_t>(1, std::min<std::int64_t>(num_threads, num_tasks));
+      const int team = std::max(1, num_threads);
       parallel_for(num_threads, num_tasks, [&](std::int64_t task, int thread) {
         ++calls[static_cast<std::size_t>(task)];
         if (thread < 0 || thread >= team) ++illegal;
