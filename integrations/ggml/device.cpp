@@ -45,6 +45,16 @@ void run_node(ggml_tensor* node, ggml_cgraph* graph, OpContext* context) {
   }
 }
 
+// What the failed graph has begun is undone, so that the next one starts afresh.
+void end_ubatches(ggml_cgraph* graph) {
+  for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+    const CacheLayer* layer = cache_layer(ggml_graph_node(graph, i));
+    if (layer != nullptr && layer->group != nullptr && layer->group->is_open()) {
+      layer->group->settle();
+    }
+  }
+}
+
 ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph* graph) {
   try {
     OpContext& context = self(backend).ops;
@@ -54,6 +64,7 @@ ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph* graph) {
     return GGML_STATUS_SUCCESS;
   } catch (const std::exception& error) {
     log_refusal(error.what());
+    end_ubatches(graph);
     return GGML_STATUS_FAILED;
   }
 }

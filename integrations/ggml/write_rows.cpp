@@ -14,6 +14,14 @@ namespace oscar::ggml_plugin {
 namespace {
 
 constexpr std::int64_t kTokensPerTask = 32;
+// Multiplications below which a second thread costs more than it saves: some 10 µs of work.
+constexpr std::int64_t kWorkOfAThread = 1 << 18;
+
+int threads_for(const GroupLayer& layer, Side side, std::int64_t num_tokens, int num_threads) {
+  const std::int64_t dim = layer.head_dim(side);
+  const std::int64_t work = num_tokens * layer.info->shape.num_kv_heads * dim * dim;
+  return work < kWorkOfAThread ? 1 : num_threads;
+}
 
 // All rows of the layer's ubatch, exact, for the queries of the same ubatch.
 void fill_scratch(const float* rows, std::int64_t row_stride, std::int64_t row_values,
@@ -75,15 +83,15 @@ void write_rows(const ggml_tensor* node, ggml_cgraph* graph, OpContext* context)
                                              std::to_string(ubatch.rows.size()));
   }
   GroupLayer& layer = group.layer(info);
+  const int num_threads = threads_for(layer, side, src->ne[1], context->num_threads);
   const cache::Rows rows{static_cast<const float*>(src->data), src->ne[1],
                          static_cast<std::int64_t>(src->nb[1] / sizeof(float)),
                          layer.head_dim(side)};
   const bool finite =
       side == Side::kKeys
           ? layer.codec->encode_keys(rows, ubatch.positions.data(), ubatch.slots.data(),
-                                     layer.plane(side), context->num_threads)
-          : layer.codec->encode_values(rows, ubatch.slots.data(), layer.plane(side),
-                                       context->num_threads);
+                                     layer.plane(side), num_threads)
+          : layer.codec->encode_values(rows, ubatch.slots.data(), layer.plane(side), num_threads);
   if (!finite) {
     throw Error(ErrorCode::kCorrupt, "layer " + std::to_string(info.layer) + ": the model's " +
                                          side_name(side) + " hold " +
@@ -91,8 +99,7 @@ void write_rows(const ggml_tensor* node, ggml_cgraph* graph, OpContext* context)
                                          "; the model or its file is broken");
   }
   if (group.window_tokens() > 0) {
-    fill_scratch(rows.data, rows.token_stride, src->ne[0], layer, side, &group,
-                 context->num_threads);
+    fill_scratch(rows.data, rows.token_stride, src->ne[0], layer, side, &group, num_threads);
   }
   ubatch.written[s][info.ordinal] = true;
   if (context->collector != nullptr) collect(layer, side, rows, &group, context->collector);
