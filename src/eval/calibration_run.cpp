@@ -105,6 +105,9 @@ void add_info(const std::vector<const TextFile*>& texts, const CalibrationOption
   info["date"] = utc_now();
   info["model_file"] = std::filesystem::path(model_path).filename().string();
   info["llama_cpp"] = llama_version_text();
+  for (std::size_t i = 0; i < result->warnings.size(); ++i) {
+    info["warning." + std::to_string(i + 1)] = result->warnings[i];
+  }
 }
 
 double squared_norm(const float* row, int size) {

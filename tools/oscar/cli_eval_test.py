@@ -2,7 +2,11 @@
 
 import json
 import resource
+import signal
+import subprocess
+import time
 
+import cli_case
 from cli_case import CliTest, main
 
 
@@ -111,6 +115,24 @@ class Evaluation(CliTest):
         self.assertEqual(target.read_text(), "precious")
         with open("/dev/full", "w") as full:
             self.refused(*self.ask(model), stdout=full, names=["standard output"])
+
+    def test_an_interrupt_ends_an_evaluation(self):
+        model, path = self.tiny(), self.folder / "r.json"
+        text = self.write("text.txt", self.words(2000000))
+        command = ["eval", "kl", "-m", model, "-f", text, "--ctx", "2048", "--windows", "1000"]
+        process = subprocess.Popen(
+            [cli_case.program, *command, "-t", "2", "--json", str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self.environment,
+        )
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 130, err)
+        self.assertEqual(err.decode().splitlines(), ["error: interrupted; nothing was written"])
+        self.assertEqual(out, b"")
+        self.assertFalse(path.exists())
 
     def test_compare_prints_one_table(self):
         model, path = self.tiny(), self.folder / "r.json"
