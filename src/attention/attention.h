@@ -2,9 +2,9 @@
 // copy.
 //
 // A (query, token) pair uses the token's exact copy when there is one and the token is a sink
-// (position < sink_tokens) or recent (query position − token position < recent_tokens); otherwise
-// the codes. So a query's result does not depend on how the prompt was cut into chunks. Nothing
-// attended: out = 0, lse = −inf.
+// (position < sink_tokens) or recent (query position − token position < recent_tokens, where that
+// is not 0); otherwise the codes. So a query's result does not depend on how the prompt was cut
+// into chunks. Nothing attended: out = 0, lse = −inf.
 //
 // plan() is pure arithmetic; run() neither allocates nor throws.
 #pragma once

@@ -13,7 +13,8 @@ reference::Token Layer::token_of(std::int64_t cell, int head, std::int64_t query
   const std::int64_t position = cell_positions_[cell];
   const bool copied =
       copy_slots_[cell] >= 0 &&
-      (position < s.sink_tokens || query_positions_[query] - position < s.recent_tokens);
+      (position < s.sink_tokens ||
+       (s.recent_tokens > 0 && query_positions_[query] - position < s.recent_tokens));
   const auto row = [&](const std::vector<bf16_t>& copies, const std::vector<float>& decoded,
                        int dim) {
     std::vector<double> values(dim);

@@ -1,11 +1,11 @@
 #include "attention/block.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "attention/select.h"
+#include "attention/soft_cap.h"
 
 namespace oscar::attention {
 namespace {
@@ -183,8 +183,7 @@ void Block::finish_logits(const PageMask& mask, std::int64_t page) noexcept {
   for (std::int64_t row = 0; row < rows_.num_rows; ++row) {
     float* const logits = scratch_.logits + row * kPageSize;
     if (params_.soft_cap != 0.0f) {
-      for (int t = 0; t < mask.num_cells; ++t)
-        logits[t] = params_.soft_cap * std::tanh(logits[t] / params_.soft_cap);
+      soft_cap(params_.soft_cap, mask.num_cells, logits);
     }
     if (mask.has_bias) {
       const std::uint16_t* const bias =

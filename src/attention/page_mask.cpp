@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -148,15 +147,14 @@ PageMask classify_page(const Params& params, std::int64_t num_kv, std::int64_t p
 }
 
 float float_from_f16(std::uint16_t bits) noexcept {
-  const float sign = (bits & 0x8000u) != 0 ? -1.0f : 1.0f;
-  const int exponent = bits >> 10 & 0x1f;
-  const int fraction = bits & 0x3ff;
-  if (exponent == 0x1f) {
-    return fraction != 0 ? std::numeric_limits<float>::quiet_NaN()
-                         : sign * std::numeric_limits<float>::infinity();
-  }
-  if (exponent == 0) return sign * std::ldexp(static_cast<float>(fraction), -24);
-  return sign * std::ldexp(static_cast<float>(fraction + 0x400), exponent - 25);
+  constexpr std::uint32_t kExponent = 0x7c00, kFloatExponent = 0x7f800000;
+  const std::uint32_t sign = std::uint32_t{bits} >> 15 << 31,
+                      magnitude = std::uint32_t{bits} & 0x7fff;
+  // The exponent's bias differs by 112; the product is exact, subnormals included.
+  const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
+  const std::uint32_t finite = std::bit_cast<std::uint32_t>(scaled);
+  const std::uint32_t special = magnitude << 13 | kFloatExponent;
+  return std::bit_cast<float>(sign | (magnitude >= kExponent ? special : finite));
 }
 
 }  // namespace oscar::attention
