@@ -1,13 +1,5 @@
 // Rotated rows to codes, a codec operation: the contract is EncodeParams in kernels.h. Included
 // after one ISA header of simd/.
-//
-// Edges of the definition that only show far from ordinary activations:
-//   - Magnitudes above 2^120 count as 2^120, and scales saturate there, so that nothing decodes to
-//   Inf.
-//   - Sums of squares are taken of x·2^−e, e the exponent of the group's largest magnitude: neither
-//   overflow nor underflow.
-//   - A scale that rounds to zero makes the group zero: zero point 0 and codes as for x = 0.
-//   - A row with NaN or Inf is encoded as a row of zeros.
 #pragma once
 
 #include "kernels/codes.h"

@@ -30,7 +30,8 @@ struct TransformParams {
 //
 // Per row: clip_ratio < 1 clips magnitudes at the ⌈clip_ratio·head_dim⌉-th smallest magnitude of
 // the row. Per group, with levels = 2^bits − 1:
-//   kAffine:    scale = (max − min)/levels, zero_point = −min/scale, both rounded to BF16 *before*
+//   kAffine:    scale = (max − min)/levels, zero_point = −min/scale (by the rounded scale), both
+//   BF16 *before*
 //               the codes are chosen; code = clamp(round_half_even(x/scale + zero_point), 0,
 //               levels). A constant group stores scale = |x| (x > 0: zero_point −1, code 0; x < 0:
 //               zero_point 1, code 0; 0: scale 0), so that it decodes to BF16(x).
@@ -40,7 +41,12 @@ struct TransformParams {
 // then ScaleFit replaces the stored scale by BF16(scale·fit), with x the *unclipped* row; a fit
 // that is not finite or ≤ 0 is dropped. Sums over a group run in eight lanes (lane = channel mod
 // 8), then ((0+4)+(2+6))+((1+5)+(3+7)). Rows holding NaN or Inf return false for the batch, and the
-// rows that hold them are stored as zeros.
+// rows that hold them are encoded as rows of zeros.
+//
+// Far from ordinary activations: magnitudes above 2^120 count as 2^120 and scales saturate there,
+// so that nothing decodes to Inf (16 bits: at the largest BF16); a scale that rounds to zero makes
+// the group zero (zero point 0, codes as for x = 0); sums of squares are taken of x·2^−e, e the
+// exponent of the group's largest magnitude, so that none overflows or vanishes.
 struct EncodeParams {
   const float* y;                     // [num_rows][head_dim], row stride y_stride (floats)
   std::uint8_t* const* planes;        // [num_rows] plane of the row's page; nullptr: skip the row
@@ -70,7 +76,8 @@ struct DotTileParams {
   bool accumulate;
 };
 
-// out[r][d] += Σ_t p[r][t]·v[t][d]
+// out[r][d] += Σ_t p[r][t]·v[t][d]. No weight is skipped: a NaN in v reaches the output even where
+// p is 0, so callers pass written tokens only.
 struct AccumulateTileParams {
   const float* p;  // [num_rows][num_tokens], stride p_stride
   const float* v;  // [num_tokens][head_dim], stride v_stride
@@ -94,7 +101,8 @@ struct SoftmaxTileParams {
 
 // Decode-shaped attention (few rows: the query heads of one KV head, 1..16) straight on the codes
 // of one page. logits[r][t] = scale_t·(Σ_d q[r][d]·(code − zero)) for t in [0, num_tokens); q in
-// the rotated basis.
+// the rotated basis. A token that was never written gives any logit, NaN included, and disturbs no
+// other.
 struct QkCodesParams {
   const float* q;  // [num_rows][head_dim], stride q_stride
   const std::uint8_t* plane;
@@ -102,9 +110,12 @@ struct QkCodesParams {
   int num_rows, num_tokens;
   std::int64_t q_stride, logits_stride;
   PlaneLayout layout;
+  // The plane of the same layout that is used next: prefetched meanwhile. Null: none.
+  const std::uint8_t* next_plane = nullptr;
 };
 
-// out[r][d] += Σ_t p[r][t]·v̂[t][d] straight on the codes of one page, rotated basis.
+// out[r][d] += Σ_t p[r][t]·v̂[t][d] straight on the codes of one page, rotated basis. A token whose
+// weight is 0 contributes nothing, even if it was never written.
 struct PvCodesParams {
   const float* p;  // [num_rows][num_tokens], stride p_stride
   const std::uint8_t* plane;
@@ -112,6 +123,7 @@ struct PvCodesParams {
   int num_rows, num_tokens;
   std::int64_t p_stride, out_stride;
   PlaneLayout layout;
+  const std::uint8_t* next_plane = nullptr;  // as in QkCodesParams
 };
 
 struct KernelSet {

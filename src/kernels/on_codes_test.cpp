@@ -162,5 +162,68 @@ TEST(OnCodes, UnwrittenTokensHaveNoEffect) {
   }
 }
 
+TEST(OnCodes, UnwrittenTokensBetweenOthersHaveNoWeight) {
+  std::mt19937_64 random = seeded(54);
+  constexpr int kHeadDim = 80, kRows = 3;
+  for (const PlaneLayout& layout : layouts_for_codes(kHeadDim)) {
+    const std::vector<float> written = normal_values(kPageSize * kHeadDim, random);
+    std::vector<float> p = normal_values(kRows * kPageSize, random);
+    const auto is_hidden = [](int token) { return token % 3 == 1; };
+    for (int i = 0; i < kRows * kPageSize; ++i) {
+      float& weight = p[static_cast<std::size_t>(i)];
+      weight = is_hidden(i % kPageSize) ? 0.0f : std::exp(weight);
+    }
+    const std::vector<float> q = normal_values(kRows * kHeadDim, random);
+    for (const KernelSet* set : runnable_sets()) {
+      std::vector<float> outs[2], logits[2];
+      for (const int i : {0, 1}) {
+        std::vector<std::uint8_t> plane = make_plane(layout, i == 0 ? 0x00 : 0xff);
+        for (int t = 0; t < kPageSize; ++t) {
+          if (is_hidden(t)) continue;
+          std::uint8_t* const planes[] = {plane.data()};
+          const std::int32_t token = t;
+          ASSERT_TRUE(set->encode_rows(
+              {written.data() + t * kHeadDim, planes, &token, 1, kHeadDim, layout, 1.0f}));
+        }
+        outs[i].assign(kRows * kHeadDim, 0.0f);
+        logits[i].assign(kRows * kPageSize, 0.0f);
+        set->pv_codes({p.data(), plane.data(), outs[i].data(), kRows, kPageSize, kPageSize,
+                       kHeadDim, layout});
+        set->qk_codes({q.data(), plane.data(), logits[i].data(), kRows, kPageSize, kHeadDim,
+                       kPageSize, layout});
+      }
+      ASSERT_EQ(outs[0], outs[1]) << set->name << " " << describe(layout);
+      for (std::size_t i = 0; i < logits[0].size(); ++i) {
+        if (is_hidden(static_cast<int>(i) % kPageSize)) continue;
+        ASSERT_EQ(logits[0][i], logits[1][i]) << set->name << " " << describe(layout);
+      }
+    }
+  }
+}
+
+TEST(OnCodes, PrefetchingChangesNothing) {
+  std::mt19937_64 random = seeded(55);
+  const PlaneLayout layout{96, {3, 32, Codebook::kAffine}};
+  const std::vector<float> rows = normal_values(kPageSize * 96, random),
+                           q = normal_values(2 * 96, random);
+  const std::vector<float> p(2 * kPageSize, 0.5f);
+  for (const KernelSet* set : runnable_sets()) {
+    std::vector<std::uint8_t> plane = make_plane(layout, 0);
+    ASSERT_TRUE(encode_tokens(*set, rows, layout, 1.0f, plane.data()));
+    std::vector<float> logits[2], outs[2];
+    for (const int i : {0, 1}) {
+      const std::uint8_t* next = i == 0 ? nullptr : plane.data();
+      logits[i].resize(2 * kPageSize);
+      outs[i].assign(2 * 96, 0.0f);
+      set->qk_codes(
+          {q.data(), plane.data(), logits[i].data(), 2, kPageSize, 96, kPageSize, layout, next});
+      set->pv_codes(
+          {p.data(), plane.data(), outs[i].data(), 2, kPageSize, kPageSize, 96, layout, next});
+    }
+    EXPECT_EQ(logits[0], logits[1]);
+    EXPECT_EQ(outs[0], outs[1]);
+  }
+}
+
 }  // namespace
 }  // namespace oscar::kernels

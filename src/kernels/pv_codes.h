@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/codes.h"
+#include "kernels/prefetch.h"
 #include "kernels/tile_panel.h"
 
 namespace oscar::kernels {
@@ -13,7 +14,8 @@ namespace {
 // out[r][channel …] += Σ_t weights[r][t]·code − offsets[r] for num_units·16 channels.
 template <int bits, int num_rows, int num_units>
 inline void accumulate_units(const PvCodesParams& params, int row, int channel,
-                             const float (*weights)[kPageSize], const float* offsets) {
+                             const float (*weights)[kPageSize], const float* offsets,
+                             Prefetcher& prefetcher) {
   constexpr int kVectors = num_units * kUnitVectors;
   const std::int64_t row_bytes = params.layout.code_row_bytes();
   const int head_dim = params.layout.head_dim;
@@ -22,6 +24,7 @@ inline void accumulate_units(const PvCodesParams& params, int row, int channel,
     for (int v = 0; v < kVectors; ++v) sums[r][v] = simd::broadcast(-offsets[r]);
   }
   for (int t = 0; t < params.num_tokens; ++t) {
+    prefetcher.step();
     simd::F codes[kVectors];
 #pragma GCC unroll 8
     for (int u = 0; u < num_units; ++u) {
@@ -51,6 +54,8 @@ inline void pv_rows(const PvCodesParams& params, int row) {
   const std::uint8_t* zeros = params.plane + layout.zeros_offset();
   const bool is_affine = layout.quant.codebook == Codebook::kAffine;
   alignas(64) float weights[num_rows][kPageSize];
+  Prefetcher prefetcher(row == 0 ? params.next_plane : nullptr, layout.plane_bytes(),
+                        params.num_tokens * (layout.head_dim / (kUnits * kUnit)));
   for (int group = 0; group < layout.num_groups(); ++group) {
     float offsets[num_rows];
     for (int r = 0; r < num_rows; ++r) {
@@ -60,25 +65,24 @@ inline void pv_rows(const PvCodesParams& params, int row) {
         const int left = params.num_tokens - t;
         const int count = left < simd::kWidth ? left : simd::kWidth;
         const std::int64_t offset = 2 * (group * kPageSize + t);
-        // Metadata past num_tokens may be anything: selected away, not multiplied by zero.
-        const simd::I is_used = reinterpret_cast<simd::I>(simd::lane_index()) < count;
-        const simd::F weight =
-            is_used ? simd::load_partial(p + t, count, 0.0f) * simd::load_bf16(scales + offset)
-                    : simd::F{};
+        const simd::F weight = simd::load_partial(p + t, count, 0.0f);
+        // Metadata of unwritten tokens may be NaN: selected away, not multiplied by zero.
+        const simd::I is_used = weight != 0.0f;
+        const simd::F scaled = is_used ? weight * simd::load_bf16(scales + offset) : simd::F{};
         const simd::F zero =
             is_affine ? simd::load_bf16(zeros + offset) : simd::broadcast(centre(bits));
-        simd::store(weights[r] + t, weight);
-        sum += is_used ? weight * zero : simd::F{};
+        simd::store(weights[r] + t, scaled);
+        sum += is_used ? scaled * zero : simd::F{};
       }
       offsets[r] = simd::reduce_add(sum);
     }
     int c = group * layout.quant.group_size;
     const int end = c + layout.quant.group_size;
     for (; c + kUnits * kUnit <= end; c += kUnits * kUnit) {
-      accumulate_units<bits, num_rows, kUnits>(params, row, c, weights, offsets);
+      accumulate_units<bits, num_rows, kUnits>(params, row, c, weights, offsets, prefetcher);
     }
     for (; c < end; c += kUnit) {
-      accumulate_units<bits, num_rows, 1>(params, row, c, weights, offsets);
+      accumulate_units<bits, num_rows, 1>(params, row, c, weights, offsets, prefetcher);
     }
   }
 }
@@ -94,6 +98,7 @@ inline void pv_exact(const PvCodesParams& params) {
     float* out = params.out + r * params.out_stride;
     for (int t = 0; t < params.num_tokens; ++t) {
       const std::uint8_t* value = params.plane + t * params.layout.code_row_bytes();
+      if (params.p[r * params.p_stride + t] == 0.0f) continue;
       const simd::F weight = simd::broadcast(params.p[r * params.p_stride + t]);
       for (int c = 0; c < params.layout.head_dim; c += simd::kWidth) {
         simd::store(out + c,

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels/codes.h"
+#include "kernels/prefetch.h"
 #include "kernels/tile_panel.h"
 
 namespace oscar::kernels {
@@ -104,6 +105,10 @@ inline void qk_rows(const QkCodesParams& params, int row) {
       q_sums[group][r] = sum_of(q + r * params.q_stride + group * group_size, group_size);
     }
   }
+  constexpr int kChannelsPerWord = CodeColumns<bits, kVectors>::kChannelsPerWord;
+  const int num_blocks = (params.num_tokens + kTokens - 1) / kTokens;
+  Prefetcher prefetcher(row == 0 ? params.next_plane : nullptr, layout.plane_bytes(),
+                        num_blocks * (layout.head_dim / kChannelsPerWord));
   for (int token = 0; token < params.num_tokens; token += kTokens) {
     CodeColumns<bits, kVectors> columns;
     columns.load(params.plane + token * layout.code_row_bytes(), layout.code_row_bytes(),
@@ -111,8 +116,8 @@ inline void qk_rows(const QkCodesParams& params, int row) {
     simd::F logits[num_rows][kVectors] = {};
     for (int group = 0; group < layout.num_groups(); ++group) {
       simd::F dots[num_rows][kVectors] = {};
-      for (int c = group * group_size; c < (group + 1) * group_size;
-           c += CodeColumns<bits, kVectors>::kChannelsPerWord) {
+      for (int c = group * group_size; c < (group + 1) * group_size; c += kChannelsPerWord) {
+        prefetcher.step();
         dot_word<bits>(q, params.q_stride, columns, c, dots);
       }
       for (int v = 0; v < kVectors; ++v) {
