@@ -23,4 +23,4 @@ add_library(oscar_format STATIC "${repo_dir}/src/format/plane_layout.cpp"
   "${repo_dir}/src/base/cpu_features.cpp")
 target_include_directories(oscar_format PUBLIC "${repo_dir}/src")
 target_link_libraries(oscar_format PRIVATE oscar_flags)
-add_subdirectory("${repo_dir}/src/kernels" kernels)
+add_subdirectory("${repo_dir}/src/kernels" kernels EXCLUDE_FROM_ALL)  # its own tests need more of the project

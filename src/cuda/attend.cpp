@@ -100,6 +100,11 @@ Status run_attend(const AttendPlan& plan, AttendParams params, void* workspace,
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(plan.grid));
+  if (plan.kernel == AttendKernel::kHopperDecode && plan.num_splits > 0) {
+    config.gridDim = dim3(static_cast<unsigned>(plan.num_splits),
+                          static_cast<unsigned>(plan.shape.num_kv_heads * plan.num_row_blocks),
+                          static_cast<unsigned>(plan.shape.num_seqs));
+  }
   config.blockDim = dim3(static_cast<unsigned>(function.threads));
   config.dynamicSmemBytes = static_cast<std::size_t>(function.shared_bytes);
   config.stream = stream;

@@ -52,7 +52,14 @@ struct SequenceUnits {
   std::int32_t sink_begin, recent_begin;
 
   OSCAR_HD std::int32_t count() const { return num_coded + num_sink + num_recent; }
-  // First token of an exact unit; unit counts from num_coded.
+  // Tokens [begin, end) of an exact unit, all of its kind and in the sequence; unit counts from
+  // num_coded.
+  OSCAR_HD TokenRange exact_tokens(const WindowRules& rules, std::int32_t unit) const {
+    const std::int32_t begin = exact_begin(unit);
+    const std::int32_t limit = unit < num_sink ? smaller(rules.sink_tokens, length) : length;
+    return {begin, smaller(begin + kExactUnit, limit)};
+  }
+  // First token of an exact unit.
   OSCAR_HD std::int32_t exact_begin(std::int32_t unit) const {
     return unit < num_sink ? sink_begin + unit * kExactUnit
                            : recent_begin + (unit - num_sink) * kExactUnit;

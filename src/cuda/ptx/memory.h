@@ -34,6 +34,12 @@ __device__ __forceinline__ void store_shared_2(uint32_t address, uint16_t v) {
   asm volatile("st.shared.u16 [%0],%1;" ::"r"(address), "h"(v) : "memory");
 }
 
+__device__ __forceinline__ void store_shared_16(uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0],{%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w)
+               : "memory");
+}
+
 // Adds one with acquire and release at GPU scope: orders what this block wrote before what the
 // block that sees it reads.
 __device__ __forceinline__ int add_one_acq_rel(int* counter) {

@@ -66,18 +66,17 @@ struct DecodeConfig {
   static constexpr float kQueryRange = kKeyBits == 3 ? 21000.0f : 26000.0f;
 
   // Shared memory, in order.
-  static constexpr int kExactRowBytes = 2 * kHeadDim + 16;  // padded: rows start in different banks
+  static constexpr int kQueryRowBytes = 2 * kHeadDim + 16;  // padded: rows start in other banks
+  static constexpr int kExactRowBytes = 2 * kHeadDim;
   static constexpr int kCodedBytes = kKeyCodeBytes + kValueCodeBytes + 2 * kChunks * kMetadataBytes;
   static constexpr int kExactBytes = 2 * kExactUnit * kExactRowBytes;
   static constexpr int kStageBytes = kCodedBytes > kExactBytes ? kCodedBytes : kExactBytes;
   static constexpr int kScratchStride = kHeadDim + 8;
   // As many warps as memory and registers hold (16 warps: 128 registers a thread).
   static constexpr int kBytesPerWarp = kStages * kStageBytes + kRows * kScratchStride * 4;
-  static constexpr int kWarpBytes = 227 * 1024 - 8 * 1024 - kRows * kExactRowBytes -
+  static constexpr int kWarpBytes = 227 * 1024 - 8 * 1024 - kRows * kQueryRowBytes -
                                     kKeyTiles * kHeadTiles * kQueryWords * 32 * 4;
-  static constexpr int kMostWarps = kHeadDim == 256                    ? 8
-                                    : kKeyBits == 3 && kHeadTiles == 2 ? 12
-                                                                       : 16;
+  static constexpr int kMostWarps = kHeadDim == 256 ? 8 : kKeyBits == 3 ? 12 : 16;
   static constexpr int kWarps = kMostWarps * kBytesPerWarp <= kWarpBytes ? kMostWarps
                                 : 12 * kBytesPerWarp <= kWarpBytes       ? 12
                                 : 8 * kBytesPerWarp <= kWarpBytes        ? 8
@@ -86,7 +85,7 @@ struct DecodeConfig {
   static constexpr int kStagesEnd = kWarps * kStages * kStageBytes;
   static constexpr int kScratchEnd = kStagesEnd + kWarps * kRows * kScratchStride * 4;
   static constexpr int kQueryWordsEnd = kScratchEnd + kKeyTiles * kHeadTiles * kQueryWords * 32 * 4;
-  static constexpr int kQueryRowsEnd = kQueryWordsEnd + kRows * kExactRowBytes;
+  static constexpr int kQueryRowsEnd = kQueryWordsEnd + kRows * kQueryRowBytes;
   // Then floats: max and sum of every (row, warp), scale and code sums of every row; barriers; a
   // flag; the segment; prefix sums of the batch.
   static constexpr int kStatesEnd = kQueryRowsEnd + 2 * kRows * 16 * 4;

@@ -1,4 +1,4 @@
-// A unit of exact rows: eight tokens of BF16 keys and values in shared memory, padded rows.
+// A unit of exact rows: eight tokens of BF16 keys, then values, in shared memory.
 #pragma once
 
 #include "cuda/ptx/memory.h"
@@ -21,7 +21,7 @@ __device__ __forceinline__ void exact_logits(float (&logits)[C::kHeadTiles], uin
   const int g = lane >> 2, t = lane & 3;
   const uint32_t key = rows + g * C::kExactRowBytes + t * 16;
   const uint32_t query =
-      ptx::shared_address(store.rows) + row_of_column<C>(g) * C::kExactRowBytes + t * 16;
+      ptx::shared_address(store.rows) + row_of_column<C>(g) * C::kQueryRowBytes + t * 16;
   float c[4] = {};
 #pragma unroll
   for (int i = 0; i < C::kHeadDim / 32; ++i) {

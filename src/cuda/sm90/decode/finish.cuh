@@ -208,13 +208,23 @@ __device__ __forceinline__ void finish_segment(const AttendParams& params, const
 
   const bool is_whole = segment.begin == 0 && segment.end == segment.counted;
   const Partial<C> part{params.partials +
-                        static_cast<int64_t>(schedule.partial_of(params, blockIdx.x)) *
+                        static_cast<int64_t>(schedule.partial_of(params, block_index())) *
                             Partial<C>::kFloats};
+  constexpr int kQuads = C::kRows * C::kHeadDim / 4;
+  // Threads without a quad, where there are some, compute the rows' states meanwhile.
+  constexpr bool kHasSpare = C::kThreads >= kQuads + 32;
+  if (kHasSpare && !is_whole) {
+    const int row = static_cast<int>(threadIdx.x) - kQuads;
+    if (row >= 0 && row < C::kRows) {
+      const RowState s = row_state(store, row);
+      __stcg(part.state(row), make_float2(s.max, s.sum));
+    }
+  }
 #pragma unroll 1
-  for (int quad = threadIdx.x; quad < C::kRows * C::kHeadDim / 4; quad += C::kThreads) {
+  for (int quad = threadIdx.x; quad < kQuads; quad += C::kThreads) {
     const int row = quad / (C::kHeadDim / 4), channel = quad % (C::kHeadDim / 4) * 4;
     RowState s{kMasked, 0.0f};
-    if (is_whole || channel == 0) s = row_state(store, row);
+    if (is_whole || (!kHasSpare && channel == 0)) s = row_state(store, row);
     float4 sum = {0, 0, 0, 0};
 #pragma unroll
     for (int w = 0; w < C::kWarps; ++w) {
@@ -230,7 +240,7 @@ __device__ __forceinline__ void finish_segment(const AttendParams& params, const
       if (channel == 0) writer.lse(s.max, s.sum);
     } else {
       __stcg(part.out(row, channel), sum);
-      if (channel == 0) __stcg(part.state(row), make_float2(s.max, s.sum));
+      if (!kHasSpare && channel == 0) __stcg(part.state(row), make_float2(s.max, s.sum));
     }
   }
   if (!is_whole) {

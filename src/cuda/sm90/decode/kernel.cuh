@@ -28,7 +28,8 @@ struct Producer {
   bool has_segment;
   int unit;            // next unit of this warp in the segment's item
   int end, num_coded;  // of the segment
-  int page;            // page id of the next unit when it is coded
+  int ids;             // lane i: page id of the i-th coded unit of this batch of 32
+  int taken;           // of the segment's units
   uint32_t ring, barriers;
 
   // After the schedule was set to a segment.
@@ -37,8 +38,19 @@ struct Producer {
     unit = segment.begin + warp;
     num_coded = segment.units.num_coded;
     end = smaller(segment.end, segment.units.count());
+    taken = 0;
   }
-  // Moves to the next segment that has a unit for this warp, and asks for its page id early.
+  // Page ids of this warp's next 32 units, one a lane.
+  __device__ __forceinline__ void load_ids(const AttendParams& params, int lane) {
+    const Segment& segment = schedule->segment;
+    const int ahead = unit + lane * C::kWarps;
+    ids = 0;
+    if (ahead < smaller(end, num_coded)) {
+      ids = __ldg(params.block_table + wide(segment.seq, params.block_table_stride) +
+                  (segment.units.first_page + ahead));
+    }
+  }
+  // Moves to the next segment that has a unit for this warp, and asks for its page ids early.
   __device__ __forceinline__ void settle(const AttendParams& params, int warp, int lane) {
     while (has_segment && unit >= end) {
       __syncwarp();
@@ -48,11 +60,7 @@ struct Producer {
       __syncwarp();
       if (has_segment) enter_segment(warp);
     }
-    if (has_segment && unit < num_coded) {
-      const Segment& segment = schedule->segment;
-      page = __ldg(params.block_table + wide(segment.seq, params.block_table_stride) +
-                   (segment.units.first_page + unit));
-    }
+    if (has_segment && (taken & 31) == 0) load_ids(params, lane);
   }
 
   __device__ __forceinline__ void issue(const AttendParams& params, int stage, int warp, int lane) {
@@ -60,18 +68,19 @@ struct Producer {
     const Segment& segment = schedule->segment;
     const uint32_t dst = ring + stage * C::kStageBytes, barrier = barriers + 8 * stage;
     if (unit < num_coded) {
-      if (lane == 0) issue_page(params, segment, dst, barrier);
+      const int id = __shfl_sync(~0u, ids, taken & 31);
+      if (lane == 0) issue_page(params, segment, id, dst, barrier);
     } else {
       issue_exact(params, segment, unit - num_coded, dst, barrier, lane);
     }
     unit += C::kWarps;
+    ++taken;
     settle(params, warp, lane);
   }
 
  private:
   __device__ __forceinline__ void issue_page(const AttendParams& params, const Segment& segment,
-                                             uint32_t dst, uint32_t barrier) const {
-    int id = page;
+                                             int id, uint32_t dst, uint32_t barrier) const {
 #ifdef OSCAR_CUDA_CHECKED
     if (id < 0 || id >= params.num_pages) {
       atomicExch(params.faults, 1);
@@ -84,25 +93,33 @@ struct Producer {
         dst, params.pages + id * params.page_stride_bytes + segment.head * params.head_stride_bytes,
         bytes, barrier, ptx::evict_first_policy());
   }
-  // Lanes 0–7 copy key rows, 8–15 value rows; tokens beyond the sequence repeat its last one.
+  // Rows of consecutive tokens lie together but for the ring's end: lanes 0 and 1 copy the keys
+  // before and after it, 2 and 3 the values.
   __device__ __forceinline__ void issue_exact(const AttendParams& params, const Segment& segment,
                                               int exact_unit, uint32_t dst, uint32_t barrier,
                                               int lane) const {
-    constexpr uint32_t kRowBytes = 2 * C::kHeadDim;
-    if (lane == 0) ptx::barrier_expect(barrier, 2 * kExactUnit * kRowBytes);
-    __syncwarp();
-    if (lane >= 2 * kExactUnit) return;
+    constexpr uint32_t kRowBytes = C::kExactRowBytes;
     const ExactCopies& copies = params.copies;
-    const int rows = copies.sink_rows + copies.ring_rows;
-    const int token = smaller(segment.units.exact_begin(exact_unit) + lane % kExactUnit,
-                              segment.units.length - 1);
-    const int row =
-        token < copies.sink_rows ? token : copies.sink_rows + token % larger(1, copies.ring_rows);
+    const TokenRange tokens = segment.units.exact_tokens(window_rules(params), exact_unit);
+    const int count = tokens.end - tokens.begin;
+    if (lane == 0) ptx::barrier_expect(barrier, 2 * count * kRowBytes);
+    __syncwarp();
+    if (lane >= 4) return;
+    const bool is_sink = exact_unit < segment.units.num_sink;
+    const int in_ring = is_sink ? 0 : tokens.begin % copies.ring_rows;
+    const int before = is_sink ? count : smaller(count, copies.ring_rows - in_ring);
+    const bool is_after = lane & 1;
+    const int num_rows = is_after ? count - before : before;
+    if (num_rows == 0) return;
+    const int row = is_after  ? copies.sink_rows
+                    : is_sink ? tokens.begin
+                              : copies.sink_rows + in_ring;
+    const int side = lane >> 1, rows = copies.sink_rows + copies.ring_rows;
     const int64_t plane =
-        (static_cast<int64_t>(segment.copy_block) * params.num_kv_heads + segment.head) * 2 +
-        lane / kExactUnit;
-    ptx::bulk_copy(dst + lane * C::kExactRowBytes, copies.rows + (plane * rows + row) * C::kHeadDim,
-                   kRowBytes, barrier, ptx::evict_first_policy());
+        (static_cast<int64_t>(segment.copy_block) * params.num_kv_heads + segment.head) * 2 + side;
+    ptx::bulk_copy(dst + (side * kExactUnit + (is_after ? before : 0)) * kRowBytes,
+                   copies.rows + (plane * rows + row) * C::kHeadDim, num_rows * kRowBytes, barrier,
+                   ptx::evict_first_policy());
   }
 };
 
@@ -146,6 +163,17 @@ __device__ __forceinline__ void scrub_scales(const AttendParams& params, uint32_
       ptx::store_shared_2(value_plane + params.value.scale_offset(group, token), 0);
       if (C::kAffine) ptx::store_shared_2(value_plane + params.value.zero_offset(group, token), 0);
     }
+  }
+  ptx::fence_async_proxy();
+  __syncwarp();
+}
+
+// Value rows that no token filled hold what was there before: zero them where weights meet them.
+template <class C>
+__device__ __forceinline__ void scrub_rows(uint32_t values, int num_valid, int lane) {
+  constexpr int kPieces = C::kExactRowBytes / 16;
+  for (int i = num_valid * kPieces + lane; i < kExactUnit * kPieces; i += 32) {
+    ptx::store_shared_16(values + 16 * i, uint4{0, 0, 0, 0});
   }
   ptx::fence_async_proxy();
   __syncwarp();
@@ -250,11 +278,10 @@ struct Consumer {
   __device__ __forceinline__ void exact_unit(WarpState<C>& state, uint32_t stage, int exact_unit,
                                              int lane) const {
     const Segment& segment = block.schedule.segment;
-    const int first = segment.units.exact_begin(exact_unit), token = first + (lane >> 2);
-    // Sinks end where the recent tokens' units begin or later: a token belongs to the unit of its
-    // kind.
-    const bool is_sink_unit = exact_unit < segment.units.num_sink;
-    const bool in_unit = is_sink_unit == (token < params.sink_tokens);
+    const TokenRange tokens = segment.units.exact_tokens(window_rules(params), exact_unit);
+    const int token = tokens.begin + (lane >> 2), count = tokens.end - tokens.begin;
+    const uint32_t values = stage + kExactUnit * C::kExactRowBytes;
+    if (count < kExactUnit) scrub_rows<C>(values, count, lane);
     float logits[C::kHeadTiles], weights[C::kHeadTiles];
     exact_logits<C>(logits, stage, query, lane);
     bool is_over = state.unset != 0;
@@ -265,7 +292,9 @@ struct Consumer {
         logits[i] = capped(logits[i], state.max[i], params.soft_cap * kLog2E);
       }
       const int position = query_position<C>(params, segment, i, lane & 3);
-      if (!in_unit || !reads_exact(window_rules(params), position, token)) logits[i] = kMasked;
+      if (token >= tokens.end || !reads_exact(window_rules(params), position, token)) {
+        logits[i] = kMasked;
+      }
       is_over = is_over || logits[i] > kWeightLimit;
     }
     if (__any_sync(~0u, is_over)) {
@@ -276,7 +305,7 @@ struct Consumer {
     }
 #pragma unroll
     for (int i = 0; i < C::kHeadTiles; ++i) weights[i] = ptx::exp2_approx(logits[i]);
-    accumulate_exact<C>(state, weights, stage + kExactUnit * C::kExactRowBytes, lane);
+    accumulate_exact<C>(state, weights, values, lane);
   }
 };
 

@@ -46,7 +46,7 @@ struct HighPlanes {
 // Shared memory of the query of one block of rows.
 template <class C>
 struct QueryStore {
-  uint8_t* rows;     // [kRows][kExactRowBytes] BF16
+  uint8_t* rows;     // [kRows][kQueryRowBytes] BF16
   uint32_t* words;   // [kKeyTiles][kHeadTiles][32 lanes][kQueryWords]
   float* units;      // [kRows] integer units of q = 1
   float* scales;     // [kRows] logit, in log2 units, of one integer unit
@@ -82,7 +82,7 @@ struct QueryRow {
 template <class C>
 __device__ __forceinline__ void stage_query_row(const QueryStore<C>& store, int row,
                                                 const QueryRow<C>& q, float scale_log2, int lane) {
-  uint32_t* words = reinterpret_cast<uint32_t*>(store.rows + row * C::kExactRowBytes);
+  uint32_t* words = reinterpret_cast<uint32_t*>(store.rows + row * C::kQueryRowBytes);
   const uint32_t(&pair)[C::kHeadDim / 64] = q.pair;
   float largest = 1e-20f;
 #pragma unroll
@@ -125,7 +125,7 @@ __device__ __forceinline__ void build_query_words(const QueryStore<C>& store, in
     const int tile_pair = index / (C::kQueryWords * 32);
     const int head_tile = tile_pair % C::kHeadTiles, tile = tile_pair / C::kHeadTiles;
     const int column = lane >> 2, t = lane & 3, row = head_tile * 4 + (column >> 1);
-    const uint16_t* q = reinterpret_cast<const uint16_t*>(store.rows + row * C::kExactRowBytes);
+    const uint16_t* q = reinterpret_cast<const uint16_t*>(store.rows + row * C::kQueryRowBytes);
     const float units = store.units[row];
     const auto value = [&](int channel) { return ptx::low_bf16(q[channel]) * units; };
     uint32_t packed = 0;

@@ -1,7 +1,7 @@
 // Which units a block works on. An item is one (sequence, KV head, row block); a segment is a
 // block's range of one item's units.
 //
-//   num_splits > 0: block = item·num_splits + split; a split has ⌈units / num_splits⌉ units.
+//   num_splits > 0: a block is one split of one item; a split has ⌈units / num_splits⌉ units.
 //   num_splits = 0: all units of all items in a row are cut into one equal range a block; a block
 //   may cross items.
 // Items without units count as one, so that somebody writes their empty result.
@@ -29,6 +29,12 @@ __device__ __forceinline__ SequenceUnits units_of_sequence(const AttendParams& p
 
 __device__ __forceinline__ int counted_units(const AttendParams& params, int seq) {
   return larger(1, units_of_sequence(params, seq).count());
+}
+
+// Splits launch as (split, item of the sequence, sequence), which spares divisions; else the grid
+// is a row.
+__device__ __forceinline__ int block_index() {
+  return (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
 }
 
 struct Segment {
@@ -67,9 +73,9 @@ struct Schedule {
   __device__ __forceinline__ bool start(const AttendParams& params, const int* prefix) {
     items_per_seq = params.num_kv_heads * params.num_row_blocks;
     if (params.num_splits > 0) {
-      const int item = blockIdx.x / params.num_splits, split = blockIdx.x % params.num_splits;
-      load_sequence(params, item / items_per_seq);
-      set_item(params, item % items_per_seq);
+      const int split = blockIdx.x;
+      load_sequence(params, blockIdx.z);
+      set_item(params, blockIdx.y);
       chunk = (segment.counted + params.num_splits - 1) / params.num_splits;
       segment.begin = smaller(split * chunk, segment.counted);
       segment.end = smaller(segment.begin + chunk, segment.counted);
@@ -118,8 +124,7 @@ struct Schedule {
   // Blocks [first, first + count) that work on the segment's item.
   __device__ __forceinline__ int2 contributors(const AttendParams& params) const {
     if (params.num_splits > 0) {
-      return {static_cast<int>(blockIdx.x / params.num_splits) * params.num_splits,
-              (segment.counted + chunk - 1) / chunk};
+      return {block_index() - static_cast<int>(blockIdx.x), (segment.counted + chunk - 1) / chunk};
     }
     const int first = segment.item_begin / chunk;
     return {first, (segment.item_begin + segment.counted - 1) / chunk - first + 1};
@@ -139,8 +144,8 @@ struct Schedule {
     segment.counted = larger(1, segment.units.count());
   }
   __device__ __forceinline__ void set_item(const AttendParams& params, int item) {
-    segment.head = item / params.num_row_blocks;
-    segment.row_block = item % params.num_row_blocks;
+    segment.head = params.num_row_blocks == 1 ? item : item / params.num_row_blocks;
+    segment.row_block = item - segment.head * params.num_row_blocks;
   }
   __device__ __forceinline__ void set_range() {
     segment.begin = larger(0, range_begin - segment.item_begin);
