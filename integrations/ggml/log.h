@@ -9,7 +9,8 @@ namespace oscar::ggml_plugin {
 void log_line(int level, const std::string& line);
 void set_log_level(int level);
 
-// Always printed, and kept for take_last_error(): the reason why something was not done.
+// Printed unless the level is −1, and kept for take_last_error(): the reason why something was not
+// done.
 void log_refusal(const std::string& line);
 
 bool any_refusal();  // since the plugin was loaded

@@ -103,6 +103,16 @@ TEST_F(ModelLimits, PartOfTheLayersIsRefused) {
   llama_model_free(model);
 }
 
+// One line with both versions, and nothing is loaded.
+TEST_F(ModelLimits, AnotherVersionOfGgmlIsRefused) {
+  host();
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(ggml_backend_load(OSCAR_FOREIGN_PLUGIN_FILE), nullptr);
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find(std::string("brings ggml ") + ggml_version()), std::string::npos) << said;
+  EXPECT_NE(said.find("built for ggml 0.0.0"), std::string::npos) << said;
+}
+
 // 30 layers of 3 KV heads of 64 at 2.5 bits, and BF16 copies of the window.
 TEST_F(ModelLimits, ReportCountsBytes) {
   host().configure("quarot:sink=8,recent=24");

@@ -44,7 +44,9 @@ std::string describe_non_finite(const cache::Rows& rows, std::int64_t row_values
     const float* const row = rows.data + token * rows.token_stride;
     if (!std::all_of(row, row + row_values, [](float x) { return std::isfinite(x); })) ++count;
   }
-  return count > 0 ? "NaN or Inf" : "values beyond the range of BF16";
+  if (count == 0) return "values beyond the range of BF16";
+  return "NaN or Inf in " + std::to_string(count) + " of " + std::to_string(rows.num_tokens) +
+         " rows";
 }
 
 void collect(const GroupLayer& layer, Side side, const cache::Rows& rows, CacheGroup* group,
