@@ -1,0 +1,105 @@
+// Encoding of keys and values: a prefill of many tokens and a decode step of 32 sequences.
+//
+//   oscar_cuda_encode_bench [--json FILE] [--commit TEXT]
+#include <cstring>
+#include <numeric>
+
+#include "../bench/cuda/timing.h"
+#include "cuda/encode.h"
+
+namespace oscar::bench {
+namespace {
+
+using cuda::testing::DeviceBuffer;
+
+constexpr int kHeads = 8, kHeadDim = 128;
+
+__global__ void fill(bf16_t* rows, std::int64_t count) {
+  for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < count;
+       i += std::int64_t{gridDim.x} * blockDim.x) {
+    std::uint32_t x = static_cast<std::uint32_t>(i) * 2654435761u;
+    x ^= x >> 15;
+    x *= 0x846ca68bu;
+    x ^= x >> 16;
+    // Sum of four uniform bytes: close to a Gaussian.
+    const float sum = (x & 255) + (x >> 8 & 255) + (x >> 16 & 255) + (x >> 24);
+    rows[i] = __float_as_uint((sum - 510.0f) / 148.0f) >> 16;
+  }
+}
+
+void run_size(std::int64_t num_tokens, bool has_transform, Codebook codebook, Report& report) {
+  const PlaneLayout layout{kHeadDim, {2, kHeadDim, codebook}};
+  const std::int64_t plane = layout.plane_bytes(), run = 2 * plane;
+  const std::int64_t elements = num_tokens * kHeads * kHeadDim;
+  const int layers = static_cast<int>(std::max<std::int64_t>(
+      1, std::min<std::int64_t>(40, (std::int64_t{1} << 29) / elements)));
+  DeviceBuffer<bf16_t> rows(static_cast<std::size_t>(2 * elements * layers));
+  fill<<<2048, 256>>>(rows.data(), static_cast<std::int64_t>(rows.size()));
+  const std::int64_t pages = num_tokens / 64 + 1;
+  DeviceBuffer<std::uint8_t> device_pages(static_cast<std::size_t>(pages * kHeads * run * layers));
+  std::vector<std::int64_t> slots(static_cast<std::size_t>(num_tokens));
+  std::iota(slots.begin(), slots.end(), 0);
+  DeviceBuffer<std::int64_t> device_slots(slots);
+  std::vector<float> matrix(std::size_t{kHeads} * kHeadDim * kHeadDim);
+  for (std::size_t i = 0; i < matrix.size(); ++i) matrix[i] = ((i * 7919) % 255 - 127.0f) / 1000;
+  DeviceBuffer<float> transform(matrix), clip(std::vector<float>(kHeads, 0.94f));
+  const auto launch = [&](int index, cudaStream_t stream) {
+    cuda::EncodeParams p;
+    const int layer = index % layers;
+    for (int side = 0; side < 2; ++side) {
+      cuda::EncodeSide& s = p.sides[side];
+      s.rows = rows.data() + (2 * layer + side) * elements;
+      s.token_stride = kHeads * kHeadDim;
+      s.head_stride = kHeadDim;
+      s.transform = has_transform ? transform.data() : nullptr;
+      s.clip_ratio = clip.data();
+      s.plane = cuda::device_plane(layout, side ? cuda::Side::kValue : cuda::Side::kKey);
+      s.plane_offset_bytes = static_cast<std::int32_t>(side * plane);
+    }
+    p.num_tokens = num_tokens;
+    p.num_kv_heads = kHeads;
+    p.pages = device_pages.data() + layer * pages * kHeads * run;
+    p.head_stride_bytes = run;
+    p.page_stride_bytes = run * kHeads;
+    p.slots = device_slots.data();
+    const cuda::Status status = cuda::run_encode(p, stream);
+    if (!status.ok()) throw Error(ErrorCode::kUnsupported, status.message);
+  };
+  const Timing timing = time_launches(launch, num_tokens > 1000 ? 6 : 60, Load::kSustained);
+  const double bytes = static_cast<double>(num_tokens) * kHeads * (4.0 * kHeadDim + run / 64.0);
+  report.add("oscar",
+             std::string("encode ") + (has_transform ? "with transform" : "rotated rows") +
+                 (codebook == Codebook::kAffine ? " affine" : " symmetric"),
+             {0, kHeads, kHeadDim, 1, static_cast<int>(num_tokens), 2, 2}, timing,
+             bytes / timing.median_us * 1e-3, -1);
+}
+
+int run(int argc, char** argv) {
+  std::string json, commit = "unknown";
+  for (int i = 1; i + 1 < argc; ++i) {
+    if (std::strcmp(argv[i], "--json") == 0) json = argv[i + 1];
+    if (std::strcmp(argv[i], "--commit") == 0) commit = argv[i + 1];
+  }
+  Report report;
+  for (const std::int64_t tokens : {32, 100000}) {
+    for (const bool has_transform : {false, true}) {
+      for (const Codebook codebook : {Codebook::kAffine, Codebook::kSymmetric}) {
+        run_size(tokens, has_transform, codebook, report);
+      }
+    }
+  }
+  if (!json.empty()) report.write(json, commit);
+  return 0;
+}
+
+}  // namespace
+}  // namespace oscar::bench
+
+int main(int argc, char** argv) {
+  try {
+    return oscar::bench::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return 1;
+  }
+}
