@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes codec.txt: golden vectors of the codec, from NumPy and the definition of EncodeParams alone.
+"""Writes codec.txt: golden vectors of the codec, from NumPy and EncodeParams' definition alone.
 
     python3 generate.py > codec.txt
 
 One line a vector. Rows: `row NAME FLOATS`, single precision as big-endian hex. Cases:
-`case ROW bits group codebook fit clip CODES SCALES ZEROS`, clip as hex single precision, codes as the bytes of one token,
-scales and zeros as BF16, `-` where there is none.
+`case ROW bits group codebook fit clip CODES SCALES ZEROS`, clip as hex single precision, codes as
+the bytes of one token, scales and zeros as BF16, `-` where there is none.
 """
 
 import numpy as np
