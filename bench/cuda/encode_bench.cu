@@ -31,8 +31,8 @@ void run_size(std::int64_t num_tokens, bool has_transform, Codebook codebook, Re
   const PlaneLayout layout{kHeadDim, {2, kHeadDim, codebook}};
   const std::int64_t plane = layout.plane_bytes(), run = 2 * plane;
   const std::int64_t elements = num_tokens * kHeads * kHeadDim;
-  const int layers = static_cast<int>(std::max<std::int64_t>(
-      1, std::min<std::int64_t>(40, (std::int64_t{1} << 29) / elements)));
+  const int layers = static_cast<int>(
+      std::max<std::int64_t>(1, std::min<std::int64_t>(40, (std::int64_t{1} << 29) / elements)));
   DeviceBuffer<bf16_t> rows(static_cast<std::size_t>(2 * elements * layers));
   fill<<<2048, 256>>>(rows.data(), static_cast<std::int64_t>(rows.size()));
   const std::int64_t pages = num_tokens / 64 + 1;
@@ -81,7 +81,7 @@ int run(int argc, char** argv) {
     if (std::strcmp(argv[i], "--commit") == 0) commit = argv[i + 1];
   }
   Report report;
-  for (const std::int64_t tokens : {32, 100000}) {
+  for (const std::int64_t tokens : {100000, 32}) {
     for (const bool has_transform : {false, true}) {
       for (const Codebook codebook : {Codebook::kAffine, Codebook::kSymmetric}) {
         run_size(tokens, has_transform, codebook, report);

@@ -36,6 +36,10 @@ std::string check_side(const EncodeParams& params, const EncodeSide& side, const
   if (plane.group_size <= 0 || plane.head_dim % plane.group_size != 0) {
     return say("group_size must divide head_dim");
   }
+  if (reinterpret_cast<std::uintptr_t>(side.rows) % 16 != 0 || side.token_stride % 8 != 0 ||
+      side.head_stride % 8 != 0) {
+    return say("rows must be 16-byte aligned and their strides multiples of 8");
+  }
   if (side.clip_ratio == nullptr) return say("clip_ratio must not be null");
   if (side.plane_offset_bytes < 0 || side.plane_offset_bytes % 16 != 0 ||
       side.plane_offset_bytes + plane.plane_bytes() > params.head_stride_bytes) {

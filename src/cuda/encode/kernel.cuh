@@ -18,7 +18,8 @@ inline constexpr int kTileTokens = 32, kThreads = 128;
 template <int kMaxDim>
 struct Tile {
   static constexpr int kStride = kMaxDim + 8;
-  float raw[kMaxDim][kTileTokens];
+  static constexpr int kRawStride = kTileTokens + 4;
+  float raw[kMaxDim][kRawStride];
   float rotated[kTileTokens][kStride];
   std::uint8_t codes[kTileTokens][kMaxDim];
 };
@@ -51,20 +52,27 @@ __device__ __forceinline__ float mean_at(const TileJob& job, std::int64_t token,
                    : mean[first] * cosine - mean[second] * sine;
 }
 
+// Eight channels of a token a thread and step, neighbouring threads neighbouring tokens: shared
+// memory is written without conflicts.
 template <int kMaxDim>
 __device__ __forceinline__ void load_rows(const TileJob& job, Tile<kMaxDim>& tile,
                                           bool subtract_mean) {
   const int head_dim = job.side.plane.head_dim;
-  for (int i = threadIdx.x; i < kTileTokens * head_dim; i += kThreads) {
-    const int token = i / head_dim, channel = i % head_dim;
-    float x = 0;
+  for (int i = threadIdx.x; i < kTileTokens * (head_dim / 8); i += kThreads) {
+    const int token = i % kTileTokens, channel = i / kTileTokens * 8;
+    const std::int64_t t = job.first_token + token;
+    uint4 packed = {0, 0, 0, 0};
     if (token < job.num_tokens) {
-      const std::int64_t t = job.first_token + token;
-      x = widened(
-          job.side.rows[t * job.side.token_stride + job.head * job.side.head_stride + channel]);
-      if (subtract_mean) x = __fsub_rn(x, mean_at(job, t, channel));
+      packed = __ldcs(reinterpret_cast<const uint4*>(job.side.rows + t * job.side.token_stride +
+                                                     job.head * job.side.head_stride + channel));
     }
-    tile.raw[channel][token] = x;
+    const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+      float x = widened(static_cast<bf16_t>(words[c / 2] >> (16 * (c % 2))));
+      if (subtract_mean && token < job.num_tokens) x = __fsub_rn(x, mean_at(job, t, channel + c));
+      tile.raw[channel + c][token] = x;
+    }
   }
 }
 
@@ -146,10 +154,11 @@ __device__ __forceinline__ void quantize_rows(const TileJob& job, Tile<kMaxDim>&
   }
 }
 
-// Composes every byte of every token and stores it: bytes hold codes of one token alone.
+// Composes every byte of every token and stores it: bytes hold codes of one token alone. Given the
+// shape at compile time, places are a few shifts.
 template <int kMaxDim>
-__device__ __forceinline__ void store_codes(const TileJob& job, const Tile<kMaxDim>& tile) {
-  const DevicePlane& plane = job.side.plane;
+__device__ __forceinline__ void store_bytes(const TileJob& job, const Tile<kMaxDim>& tile,
+                                            const DevicePlane& plane) {
   const int low_bytes = plane.low_bytes_per_token();
   const int bytes = low_bytes + plane.high_bytes_per_token();
   for (int i = threadIdx.x; i < kTileTokens * bytes; i += kThreads) {
@@ -159,18 +168,48 @@ __device__ __forceinline__ void store_codes(const TileJob& job, const Tile<kMaxD
     std::uint8_t* base = plane_of(job, slot);
     if (base == nullptr) continue;
     const int token = static_cast<int>(slot % kPageTokens);
-    const bool is_low = k < low_bytes;
-    const int stride = is_low ? plane.low_stride() : plane.high_stride();
-    const int count = is_low ? plane.codes_per_byte() : 8;
-    const int width = is_low ? plane.low_bits() : 1;
-    const int first = DevicePlane::first_channel(is_low ? k : k - low_bytes, stride, count);
     std::uint32_t byte = 0;
-    for (int c = 0; c < count; ++c) {
-      const std::uint32_t code = tile.codes[row][first + c * stride];
-      byte |= (is_low ? code & ((1u << width) - 1) : code >> 2 & 1u) << (width * c);
+    CodePlace place;
+    if (k < low_bytes) {
+      const int first = DevicePlane::first_channel(k, plane.low_stride(), plane.codes_per_byte());
+      const std::uint32_t mask = (1u << plane.low_bits()) - 1;
+#pragma unroll
+      for (int c = 0; c < plane.codes_per_byte(); ++c) {
+        byte |= (tile.codes[row][first + c * plane.low_stride()] & mask) << (plane.low_bits() * c);
+      }
+      place = plane.low(token, first);
+    } else {
+      const int first = DevicePlane::first_channel(k - low_bytes, plane.high_stride(), 8);
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        byte |= (tile.codes[row][first + c * plane.high_stride()] >> 2 & 1u) << c;
+      }
+      place = plane.high(token, first);
     }
-    const CodePlace place = is_low ? plane.low(token, first) : plane.high(token, first);
     base[place.byte] = static_cast<std::uint8_t>(byte);
+  }
+}
+
+template <int kMaxDim, int kBits>
+__device__ __forceinline__ void store_permuted(const TileJob& job, const Tile<kMaxDim>& tile) {
+  if (job.side_index == 0) {
+    store_bytes(job, tile, {kMaxDim, kBits, kMaxDim, false, true, Side::kKey});
+  } else {
+    store_bytes(job, tile, {kMaxDim, kBits, kMaxDim, false, true, Side::kValue});
+  }
+}
+
+template <int kMaxDim>
+__device__ __forceinline__ void store_codes(const TileJob& job, const Tile<kMaxDim>& tile) {
+  const DevicePlane& plane = job.side.plane;
+  if (!plane.permuted || plane.head_dim != kMaxDim) {
+    store_bytes(job, tile, plane);
+  } else if (plane.bits == 2) {
+    store_permuted<kMaxDim, 2>(job, tile);
+  } else if (plane.bits == 4) {
+    store_permuted<kMaxDim, 4>(job, tile);
+  } else {
+    store_permuted<kMaxDim, 3>(job, tile);
   }
 }
 

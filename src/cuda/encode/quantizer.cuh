@@ -71,32 +71,43 @@ struct RowQuantizer {
     return row_reduce(largest, [](uint32_t a, uint32_t b) { return max(a, b); });
   }
 
+  // Magnitudes are finite here, so that they compare as floats.
   __device__ __forceinline__ int count_at_most(uint32_t threshold) const {
+    const float limit = __uint_as_float(threshold);
     int count = 0;
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) count += has(i) && magnitude(y[i]) <= threshold;
+    for (int i = 0; i < kPerLane; ++i) count += has(i) && fabsf(y[i]) <= limit;
     return row_reduce(count, [](int a, int b) { return a + b; });
   }
 
-  // Bits of the rank-th smallest magnitude. Bisection that stops when a threshold separates exactly
-  // rank values: the largest of them is the answer. All lanes of the warp take part until every row
-  // is done.
+  // Bits of the rank-th smallest magnitude, rank below head_dim. A search over the bits that stops
+  // when a threshold separates exactly rank values: the largest of them is the answer. Steps
+  // interpolate the counts, every third one halves. All lanes of the warp take part until every
+  // row is done.
   __device__ __forceinline__ uint32_t order_statistic(int rank, uint32_t largest) const {
     // Counts: at most `high` ≥ rank, at most `low` < rank; −1 is below every magnitude.
     int low = -1, high = static_cast<int>(largest);
+    int count_low = 0, count_high = rules.head_dim;
     // Quantiles of interest mostly lie within a factor of two of the largest.
     int middle = high > (1 << 23) ? high - (1 << 23) : high / 2;
     bool is_done = high - low <= 1;
-    while (!__all_sync(~0u, is_done)) {
+    for (int step = 1; !__all_sync(~0u, is_done); ++step) {
       const int count = count_at_most(static_cast<uint32_t>(middle));
       if (is_done) continue;
       if (count >= rank) {
         high = middle;
+        count_high = count;
       } else {
         low = middle;
+        count_low = count;
       }
       is_done = count == rank || high - low <= 1;
-      middle = low + (high - low) / 2;
+      const float part =
+          static_cast<float>(rank - count_low) / static_cast<float>(max(1, count_high - count_low));
+      const int span = high - low;
+      const int ahead =
+          step % 3 == 0 ? span / 2 : static_cast<int>(part * static_cast<float>(span));
+      middle = low + max(1, min(ahead, span - 1));
     }
     uint32_t answer = 0;
 #pragma unroll
