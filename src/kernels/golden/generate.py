@@ -4,7 +4,7 @@
     python3 generate.py > codec.txt
 
 One line a vector. Rows: `row NAME FLOATS`, single precision as big-endian hex. Cases:
-`case ROW bits group codebook fit clip CODES SCALES ZEROS`, clip as hex single precision, codes as
+`case ROW bits group codebook fit clip CODES SCALES ZEROS`: clip as hex single precision, codes as
 the bytes of one token, scales and zeros as BF16, `-` where there is none.
 """
 
