@@ -1,6 +1,7 @@
 #include "attention/block.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <limits>
 
@@ -136,7 +137,8 @@ void Block::code_logits(const PageMask& mask, std::int64_t page, float* logits) 
                        .num_tokens = mask.num_cells,
                        .q_stride = dk_,
                        .logits_stride = kPageSize,
-                       .layout = layout});
+                       .layout = layout,
+                       .next_plane = has_page(page + 1) ? k_plane(page + 1) : nullptr});
   } else {
     kernels_.decode_rows({.plane = k_plane(page),
                           .rows = scratch_.k_tile,
@@ -223,10 +225,7 @@ void Block::split_weights(const PageMask& mask) noexcept {
 
 void Block::add_code_values(const PageMask& mask, std::int64_t page) noexcept {
   const PlaneLayout& layout = params_.kv.v.layout;
-  // A cell that nobody sees may hold anything; its weight 0 must not meet a NaN, which the kernel
-  // on codes would read.
-  const bool no_holes = mask.seen_codes == low_bits(mask.num_cells);
-  if (rows_.num_rows <= kMaxCodeRows && layout.quant.bits != 16 && no_holes) {
+  if (rows_.num_rows <= kMaxCodeRows && layout.quant.bits != 16) {
     kernels_.pv_codes({.p = scratch_.logits,
                        .plane = v_plane(page),
                        .out = state_.out_codes,
@@ -234,7 +233,8 @@ void Block::add_code_values(const PageMask& mask, std::int64_t page) noexcept {
                        .num_tokens = mask.num_cells,
                        .p_stride = kPageSize,
                        .out_stride = dv_,
-                       .layout = layout});
+                       .layout = layout,
+                       .next_plane = has_page(page + 1) ? v_plane(page + 1) : nullptr});
     return;
   }
   kernels_.decode_rows({.plane = v_plane(page),
@@ -243,11 +243,10 @@ void Block::add_code_values(const PageMask& mask, std::int64_t page) noexcept {
                         .first = 0,
                         .num_tokens = mask.num_cells,
                         .layout = layout});
-  if (!no_holes) {
-    for (int t = 0; t < mask.num_cells; ++t) {
-      if ((mask.seen_codes >> t & 1) == 0)
-        std::fill_n(scratch_.v_tile + std::int64_t{t} * dv_, dv_, 0.0f);
-    }
+  // A cell that nobody sees may hold anything, and its weight 0 must not meet a NaN.
+  for (std::uint64_t unseen = low_bits(mask.num_cells) & ~mask.seen_codes; unseen != 0;
+       unseen &= unseen - 1) {
+    std::fill_n(scratch_.v_tile + std::int64_t{std::countr_zero(unseen)} * dv_, dv_, 0.0f);
   }
   kernels_.accumulate_tile({.p = scratch_.logits,
                             .v = scratch_.v_tile,

@@ -50,6 +50,7 @@ class Block {
   void add_code_values(const PageMask& mask, std::int64_t page) noexcept;
   void add_copy_values(const PageMask& mask, std::int64_t page, const float* weights) noexcept;
 
+  bool has_page(std::int64_t page) const { return page * kPageSize < num_kv_; }
   std::int64_t page_id(std::int64_t page) const;
   const std::uint8_t* k_plane(std::int64_t page) const;
   const std::uint8_t* v_plane(std::int64_t page) const;
