@@ -172,9 +172,10 @@ std::vector<std::string> large_mean_warnings(const calibrate::Statistics& statis
     std::string line = "layer " + std::to_string(index) + ": the mean key is " + figure +
                        " times the keys' deviation from it; ";
     line += method == Method::kOscarPlus
-                ? "oscar-plus keeps it apart, other methods lose this layer's keys (use k16 there)"
+                ? "oscar-plus keeps it apart, other methods lose these keys below 16 bits (:k16v2)"
                 : std::string(method_name(method)) +
-                      " keeps it in the codes, so expect poor answers; use oscar-plus or k16v2";
+                      " keeps it in the codes, so expect poor answers; use oscar-plus, or exact "
+                      "keys (:k16v2)";
     warnings.push_back(line);
   }
   return warnings;
