@@ -72,7 +72,7 @@ SyntheticLayer make_synthetic(const SyntheticOptions& options, const RopeTable* 
   const bool rotate = table != nullptr;
   layer.queries = fill(num_q_heads, k_dim, options.query_deviation, {}, rotate);
   layer.keys = fill(num_kv_heads, k_dim, options.key_deviation, options.key_offset, rotate);
-  layer.values = fill(num_kv_heads, v_dim, {}, {}, false);
+  layer.values = fill(num_kv_heads, v_dim, {}, options.value_offset, false);
   for (int t = 0; t < options.num_tokens; ++t) layer.positions.push_back(t);
   attend(&layer);
   return layer;

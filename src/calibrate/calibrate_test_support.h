@@ -17,6 +17,7 @@ struct SyntheticOptions {
   // Per channel: deviation of keys (before RoPE) and of queries, key offset (before RoPE).
   // Empty: 1, 1, 0. [head_dim_k], the same for every head.
   std::vector<float> key_deviation = {}, query_deviation = {}, key_offset = {};
+  std::vector<float> value_offset = {};  // [head_dim_v]; empty: 0
 };
 
 // Rows [num_tokens][num_heads][head_dim]; positions 0, 1, 2, …

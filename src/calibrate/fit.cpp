@@ -102,7 +102,7 @@ std::string candidates_text(const std::vector<Basis>& candidates, const std::vec
 }
 
 std::string means_text(const std::vector<LayerInput>& inputs, const Recipe& recipe) {
-  if (!recipe.subtract_means) return "none";
+  if (!recipe.subtract_key_mean) return "none";
   std::string static_layers;
   std::size_t num_static = 0;
   for (const LayerInput& input : inputs) {
@@ -148,11 +148,13 @@ Artefact fit(const Statistics& statistics, const ModelFingerprint& model,
   artefact.ropes = statistics.ropes;
   std::int64_t num_tokens = 0;
   bool windowed = true;
+  int num_value_means = 0;
   for (const auto& [layer, stats] : statistics.layers) {
     num_tokens = std::max(num_tokens, stats.num_tokens);
   }
   for (LayerFit& layer : fits) {
     windowed = windowed && layer.windowed;
+    num_value_means += layer.value_mean ? 1 : 0;
     artefact.key_smoothing =
         artefact.key_smoothing || recipe.key_candidates[layer.key_choice] == KeyBasis::kSmoothed;
   }
@@ -161,6 +163,8 @@ Artefact fit(const Statistics& statistics, const ModelFingerprint& model,
   artefact.info["fit.windows"] = windowed ? "sink and recent tokens judged as exact"
                                           : "none: the text is too short to judge behind windows";
   artefact.info["fit.key_mean"] = means_text(inputs, recipe);
+  artefact.info["fit.value_mean"] =
+      "in " + std::to_string(num_value_means) + " of " + std::to_string(fits.size()) + " layers";
   artefact.info["fit.keys"] = candidates_text(recipe.key_candidates, fits, &LayerFit::key_scores,
                                               &LayerFit::key_choice, key_basis_name);
   artefact.info["fit.values"] =

@@ -165,7 +165,7 @@ TEST(Fit, OscarPlusSmoothsOnlyWhereItHelps) {
               1e-4);
   }
   EXPECT_EQ(uneven.k_quant, (QuantSpec{2, 64, Codebook::kSymmetric, ScaleFit::kUnbiased}));
-  EXPECT_EQ(uneven.v_quant, (QuantSpec{2, 64, Codebook::kSymmetric, ScaleFit::kLeastSquares}));
+  EXPECT_EQ(uneven.v_quant, (QuantSpec{2, 64, Codebook::kSymmetric, ScaleFit::kUnbiased}));
   EXPECT_EQ(uneven.info.at("fit.key_mean"), "before RoPE");
   EXPECT_LT(layer.k_error,
             0.5f * fit(statistics, {}, {.method = Method::kOscar}).layers[0].k_error);
@@ -183,7 +183,21 @@ TEST(Fit, MeansAreThoseOfTheText) {
     // 5 standard errors of the mean of 1024 unit deviations, and float rounding of 300.
     for (int i = 0; i < 64; ++i) {
       EXPECT_NEAR(layer.k_mean[head * 64 + i], options.key_offset[i], 5.0 / 32 + 1e-4);
-      EXPECT_NEAR(layer.v_mean[head * 64 + i], 0.0f, 5.0 / 32);
+    }
+  }
+  EXPECT_TRUE(layer.v_mean.empty()) << artefact.info.at("fit.value_mean");
+}
+
+TEST(Fit, ValueMeanIsTakenWhereItPays) {
+  const RopeTable table(synthetic_rope(64), 4096);
+  SyntheticOptions options;
+  for (int i = 0; i < 64; ++i) options.value_offset.push_back(i == 9 ? 20.0f : 0.0f);
+  const Artefact artefact = fit(collect(make_synthetic(options, &table), &table), {}, {});
+  const ArtefactLayer& layer = artefact.layers.at(0);
+  ASSERT_EQ(layer.v_mean.size(), 2u * 64) << artefact.info.at("fit.value_mean");
+  for (int head = 0; head < 2; ++head) {
+    for (int i = 0; i < 64; ++i) {
+      EXPECT_NEAR(layer.v_mean[head * 64 + i], options.value_offset[i], 5.0 / 32 + 1e-4);
     }
   }
 }

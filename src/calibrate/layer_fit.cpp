@@ -62,6 +62,10 @@ double ratio(double part, double whole) { return whole > 0 ? part / whole : 0.0;
 // Scores come from a sample: a candidate has to be this much better than the recipe's first one.
 constexpr double kMargin = 0.95;
 
+// The value mean has to pay clearly: tokens that soak up attention have values near 0, and less the
+// mean they are large, so their errors are too (docs/adr/0007-value-side.md).
+constexpr double kMeanMargin = 0.8;
+
 std::size_t choose(const std::vector<double>& scores) {
   const auto lowest = std::min_element(scores.begin(), scores.end());
   return *lowest < kMargin * scores.front() ? static_cast<std::size_t>(lowest - scores.begin()) : 0;
@@ -82,10 +86,10 @@ Recipe recipe_for(Method method, const std::vector<int>& k_dims, const std::vect
     case Method::kOscarPlus:
       recipe.key_candidates = {KeyBasis::kHadamard, KeyBasis::kRotated, KeyBasis::kSmoothed};
       recipe.value_candidates = {ValueBasis::kHadamard, ValueBasis::kRotated};
-      recipe.subtract_means = true;
+      recipe.subtract_key_mean = recipe.offer_value_mean = true;
       recipe.k_quant.codebook = recipe.v_quant.codebook = Codebook::kSymmetric;
-      recipe.k_quant.scale_fit = ScaleFit::kUnbiased;
-      recipe.v_quant.scale_fit = ScaleFit::kLeastSquares;
+      // An output averages many values: errors that shrink them all add up, unbiased ones cancel.
+      recipe.k_quant.scale_fit = recipe.v_quant.scale_fit = ScaleFit::kUnbiased;
       return recipe;
     default:
       throw Error(ErrorCode::kInvalidArgument, std::string("method ") + method_name(method) +
@@ -143,8 +147,8 @@ LayerFit fit_layer(const LayerInput& input, const Recipe& recipe) {
     const std::string name = head_name(input.layer, kv_head);
     head.sample = head_sample(stats, geometry, kv_head);
     head.keys =
-        key_head(stats, geometry, head.sample, kv_head, input.rope, recipe.subtract_means, name);
-    head.values = value_head(stats, geometry, head.sample, kv_head, recipe.subtract_means, name);
+        key_head(stats, geometry, head.sample, kv_head, input.rope, recipe.subtract_key_mean, name);
+    head.values = value_head(stats, geometry, head.sample, kv_head, false, name);
     for (std::size_t i = 0; i < recipe.key_candidates.size(); ++i) {
       const KeyTransform transform = key_transform(recipe.key_candidates[i], head.keys);
       const PlaneLayout layout = k_layout(recipe.k_quant.bits);
@@ -175,7 +179,30 @@ LayerFit fit_layer(const LayerInput& input, const Recipe& recipe) {
   layer.rope = stats.rope;
   const KeyBasis key_basis = recipe.key_candidates[fit.key_choice];
   const ValueBasis value_basis = recipe.value_candidates[fit.value_choice];
+  const auto output_error_of = [&](const HeadFit& head) {
+    return output_error(head.values, value_transform(value_basis, head.values),
+                        head.value_clips[fit.value_choice].ratio, v_layout(recipe.v_quant.bits),
+                        head.sample, geometry, &codec);
+  };
   double k_error = 0, output_error_sum = 0;
+  for (const HeadFit& head : heads) output_error_sum += output_error_of(head);
+  if (recipe.offer_value_mean) {
+    std::vector<HeadFit> centred = heads;
+    double centred_error = 0;
+    for (int kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
+      HeadFit& head = centred[kv_head];
+      head.values = value_head(stats, geometry, head.sample, kv_head, true, head.values.name);
+      head.value_clips[fit.value_choice] =
+          fit_value_clip(head.values, value_transform(value_basis, head.values),
+                         v_layout(recipe.v_quant.bits), &codec);
+      centred_error += output_error_of(head);
+    }
+    fit.value_mean = centred_error < kMeanMargin * output_error_sum;
+    if (fit.value_mean) {
+      heads = std::move(centred);
+      output_error_sum = centred_error;
+    }
+  }
   for (const HeadFit& head : heads) {
     const KeyTransform key = key_transform(key_basis, head.keys);
     const MatrixF value = value_transform(value_basis, head.values);
@@ -186,10 +213,8 @@ LayerFit fit_layer(const LayerInput& input, const Recipe& recipe) {
     append(value, &layer.v_transform);
     append(head.keys.basis.values.cast<float>().eval(), &layer.k_spectrum);
     append(head.values.basis.values.cast<float>().eval(), &layer.v_spectrum);
-    if (recipe.subtract_means) {
-      append(head.keys.mean, &layer.k_mean);
-      append(head.values.mean, &layer.v_mean);
-    }
+    if (recipe.subtract_key_mean) append(head.keys.mean, &layer.k_mean);
+    if (fit.value_mean) append(head.values.mean, &layer.v_mean);
     for (const int bits : kClipBits) {
       const bool known_k = bits == recipe.k_quant.bits, known_v = bits == recipe.v_quant.bits;
       layer.k_clip[clip_index(bits)].push_back(
@@ -199,8 +224,6 @@ LayerFit fit_layer(const LayerInput& input, const Recipe& recipe) {
                   : fit_value_clip(head.values, value, v_layout(bits), &codec).ratio);
     }
     k_error += key_clip.error;
-    output_error_sum += output_error(head.values, value, value_clip.ratio,
-                                     v_layout(recipe.v_quant.bits), head.sample, geometry, &codec);
   }
   layer.k_error = static_cast<float>(ratio(k_error, k_energy));
   layer.v_error = static_cast<float>(ratio(output_error_sum, output_square));

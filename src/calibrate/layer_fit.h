@@ -15,7 +15,9 @@ struct Recipe {
   Method method = Method::kOscarPlus;
   std::vector<KeyBasis> key_candidates;
   std::vector<ValueBasis> value_candidates;
-  bool subtract_means = false;
+  bool subtract_key_mean = false;
+  bool offer_value_mean =
+      false;  // each layer subtracts it where that clearly lowers the output error
   QuantSpec k_quant, v_quant;
 };
 
@@ -37,6 +39,7 @@ struct LayerFit {
   std::vector<double> key_scores;    // attention divergence in nats, mean over the query heads
   std::vector<double> value_scores;  // weighted squared error relative to the values' energy
   std::size_t key_choice = 0, value_choice = 0;  // indices of the candidates taken
+  bool value_mean = false;                       // the layer's values are stored less their mean
   bool windowed = true;  // the text was long enough to leave pairs out that are exact at run time
 };
 
