@@ -25,8 +25,10 @@ struct PlaneLayout {
   int head_dim = 0;
   QuantSpec quant;
 
-  constexpr int num_groups() const { return quant.bits == 16 ? 0 : head_dim / quant.group_size; }
-  constexpr std::int64_t code_row_bytes() const {
+  [[gnu::always_inline]] constexpr int num_groups() const {
+    return quant.bits == 16 ? 0 : head_dim / quant.group_size;
+  }
+  [[gnu::always_inline]] constexpr std::int64_t code_row_bytes() const {
     switch (quant.bits) {
       case 2: return head_dim / 4;
       case 3: return head_dim / 4 + head_dim / 8;
@@ -34,12 +36,14 @@ struct PlaneLayout {
       default: return std::int64_t{2} * head_dim;
     }
   }
-  constexpr std::int64_t scales_offset() const { return kPageSize * code_row_bytes(); }
-  constexpr std::int64_t zeros_offset() const {
+  [[gnu::always_inline]] constexpr std::int64_t scales_offset() const {
+    return kPageSize * code_row_bytes();
+  }
+  [[gnu::always_inline]] constexpr std::int64_t zeros_offset() const {
     return scales_offset() + std::int64_t{2} * kPageSize * num_groups();
   }
   // Bytes of the plane: all of it, 64 tokens.
-  constexpr std::int64_t plane_bytes() const {
+  [[gnu::always_inline]] constexpr std::int64_t plane_bytes() const {
     return quant.codebook == Codebook::kAffine
                ? zeros_offset() + std::int64_t{2} * kPageSize * num_groups()
                : zeros_offset();
