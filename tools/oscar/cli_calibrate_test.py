@@ -7,7 +7,7 @@ import subprocess
 import time
 
 import cli_case
-from cli_case import MAX_BAD_INPUT_MIB, CliTest, main
+from cli_case import CliTest, main
 from tiny_gguf import TinyModel
 
 
@@ -71,7 +71,7 @@ class Calibration(CliTest):
             usage = resource.getrusage(resource.RUSAGE_CHILDREN)
             result = self.good(*self.calibrate(model, long, more=["--tokens", "600"]))
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            self.assertLess(result.peak_kib, MAX_BAD_INPUT_MIB << 10)
+            self.assert_small(result)
             self.assertLess(after.ru_utime - usage.ru_utime, 20, f"{time.monotonic() - start} s")
 
     def test_texts_share_the_tokens(self):
