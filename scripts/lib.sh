@@ -57,6 +57,7 @@ build_packages=(ca-certificates cmake g++ libbenchmark-dev libcli11-dev libeigen
   librapidcheck-dev libxxhash-dev ninja-build nlohmann-json3-dev python3-venv)
 lint_packages=(git python3 shellcheck)
 fuzz_packages=(clang-14 libclang-rt-14-dev libomp-14-dev)
+arm64_packages=(g++-aarch64-linux-gnu googletest qemu-user)
 
 # lint_tools: the pinned format and lint tools; sets clang_format and ruff.
 lint_tools() {

@@ -5,6 +5,12 @@
 
 #include <array>
 #include <cstring>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+
+#include <cstdint>
+#include <cstdio>
 #endif
 
 namespace oscar {
@@ -23,7 +29,9 @@ std::string CpuFeatures::text() const {
              {"avx512vl", avx512vl},
              {"avx512vbmi", avx512vbmi},
              {"avx512vnni", avx512vnni},
-             {"avx512bf16", avx512bf16}};
+             {"avx512bf16", avx512bf16},
+             {"neon", neon},
+             {"dotprod", dotprod}};
   std::string text;
   for (const auto& feature : all) {
     if (!feature.present) continue;
@@ -95,6 +103,29 @@ std::string cpu_name() {
   const auto first = text.find_first_not_of(' ');
   if (first == std::string::npos) return "unknown";
   return text.substr(first, text.find_last_not_of(' ') - first + 1);
+}
+#elif defined(__aarch64__) && defined(__linux__)
+namespace {
+
+CpuFeatures detect() {
+  const unsigned long capabilities = getauxval(AT_HWCAP);
+  CpuFeatures f;
+  f.neon = (capabilities & HWCAP_ASIMD) != 0;
+  f.dotprod = (capabilities & HWCAP_ASIMDDP) != 0;
+  return f;
+}
+
+}  // namespace
+
+std::string cpu_name() {
+  if ((getauxval(AT_HWCAP) & HWCAP_CPUID) == 0) return "unknown";
+  std::uint64_t main_id;  // the kernel answers this read for user programs
+  __asm__("mrs %0, MIDR_EL1" : "=r"(main_id));
+  char text[64];
+  std::snprintf(text, sizeof text, "AArch64 implementer 0x%02x part 0x%03x",
+                static_cast<unsigned>(main_id >> 24 & 0xff),
+                static_cast<unsigned>(main_id >> 4 & 0xfff));
+  return text;
 }
 #else
 namespace {

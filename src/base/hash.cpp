@@ -1,5 +1,6 @@
 #include "base/hash.h"
 
+#define XXH_INLINE_ALL  // no library to link, on any target
 #include <xxhash.h>
 
 #include <new>

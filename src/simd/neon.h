@@ -1,0 +1,133 @@
+// Vector operations for NEON, which every AArch64 has: four lanes.
+#pragma once
+
+#include <arm_neon.h>
+
+#define OSCAR_SIMD_WIDTH 4
+#include "simd/vector.h"
+
+namespace oscar::simd {
+namespace {
+
+// Register blocks for 32 vector registers.
+constexpr int kTransformRows = 4, kTransformVectors = 8;  // the latter for a single row
+constexpr int kTileRows = 6, kTileVectors = 4;
+constexpr int kCodeRows = 6;                                        // rows that share one unpack
+constexpr int code_vectors(int rows) { return rows <= 4 ? 4 : 2; }  // of tokens
+constexpr int code_units(int rows) { return rows <= 2 ? 2 : 1; }    // of 16 channels
+
+// Not FMIN and FMAX: equal zeros of either sign and NaN give b, as on every other instruction set.
+inline F min(F a, F b) { return a < b ? a : b; }
+inline F max(F a, F b) { return a > b ? a : b; }
+inline U max(U a, U b) { return vmaxq_u32(a, b); }
+inline F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
+
+// A NaN among numbers is passed over.
+inline float reduce_min(F v) { return vminnmvq_f32(v); }
+inline float reduce_max(F v) { return vmaxnmvq_f32(v); }
+inline std::uint32_t reduce_max(U v) { return vmaxvq_u32(v); }
+inline std::uint32_t reduce_add(U v) { return vaddvq_u32(v); }
+inline float reduce_add(F v) {
+  const float32x2_t pairs = vadd_f32(vget_low_f32(v), vget_high_f32(v));
+  return vget_lane_f32(pairs, 0) + vget_lane_f32(pairs, 1);
+}
+
+// Eight running sums, lane = channel mod 8.
+struct Lanes {
+  F low{}, high{};
+};
+inline void add_to_lanes(Lanes& lanes, F v, int channel) {
+  if (channel % 8 == 0) {
+    lanes.low += v;
+  } else {
+    lanes.high += v;
+  }
+}
+// ((0+4)+(2+6))+((1+5)+(3+7)): the codec's order.
+inline float sum_lanes(const Lanes& lanes) { return reduce_add(lanes.low + lanes.high); }
+
+// The first n lanes from memory, `fill` in the others; n in [0, kWidth].
+inline F load_partial(const float* p, int n, float fill) {
+  if (n == kWidth) return load(p);
+  F v = broadcast(fill);
+  for (int i = 0; i < n; ++i) v[i] = p[i];
+  return v;
+}
+inline void store_partial(float* p, F v, int n) {
+  if (n == kWidth) return store(p, v);
+  for (int i = 0; i < n; ++i) p[i] = v[i];
+}
+
+// Low byte of every lane.
+inline void store_bytes(std::uint8_t* p, U v) {
+  const uint8x8_t bytes = vreinterpret_u8_u16(vmovn_u32(v));
+  const std::uint32_t four = vget_lane_u32(vreinterpret_u32_u8(vuzp1_u8(bytes, bytes)), 0);
+  __builtin_memcpy(p, &four, sizeof four);
+}
+// Low half of every lane.
+inline void store_halves(std::uint8_t* p, U v) { vst1_u8(p, vreinterpret_u8_u16(vmovn_u32(v))); }
+inline F load_bf16(const std::uint8_t* p) {
+  return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
+}
+
+// The low `bits` bits of every lane as a float; higher bits are ignored.
+template <int bits>
+inline F low_bits_to_float(U v) {
+  return vcvtq_f32_u32(v & ((1u << bits) - 1));
+}
+
+// A shift to the right by another count in every lane.
+inline U shift_right(U v, U counts) {
+  return vshlq_u32(v, vnegq_s32(vreinterpretq_s32_u32(counts)));
+}
+
+// Sixteen channels with channels in lanes: low holds their low bits in order, third (3 bits only)
+// their third bits.
+template <int bits>
+inline void load_unit(const std::uint8_t* low, const std::uint8_t* third, F codes[4]) {
+  const U lane = lane_index();
+  for (std::uint32_t j = 0; j < 4; ++j) {
+    U word;
+    if constexpr (bits == 4) {
+      word = shift_right(broadcast_bits(load_bytes<std::uint32_t>(low + 4 * (j / 2))),
+                         4u * lane + 16u * (j % 2));
+    } else {
+      word = shift_right(broadcast_bits(load_bytes<std::uint32_t>(low)), 2u * lane + 8u * j);
+    }
+    if constexpr (bits == 3) {
+      const U third_bits = broadcast_bits(load_bytes<std::uint16_t>(third));
+      word = (word & 3u) | (shift_right(third_bits, lane + 4u * j) << 2);
+    }
+    codes[j] = low_bits_to_float<bits>(word);
+  }
+}
+
+inline void transpose(U block[kWidth]) {
+  const U even01 = vtrn1q_u32(block[0], block[1]), odd01 = vtrn2q_u32(block[0], block[1]);
+  const U even23 = vtrn1q_u32(block[2], block[3]), odd23 = vtrn2q_u32(block[2], block[3]);
+  const auto low = [](U a, U b) {
+    return vreinterpretq_u32_u64(vtrn1q_u64(vreinterpretq_u64_u32(a), vreinterpretq_u64_u32(b)));
+  };
+  const auto high = [](U a, U b) {
+    return vreinterpretq_u32_u64(vtrn2q_u64(vreinterpretq_u64_u32(a), vreinterpretq_u64_u32(b)));
+  };
+  block[0] = low(even01, even23);
+  block[1] = low(odd01, odd23);
+  block[2] = high(even01, even23);
+  block[3] = high(odd01, odd23);
+}
+inline void transpose(F block[kWidth]) {
+  U words[kWidth];
+  for (int i = 0; i < kWidth; ++i) words[i] = bits_of(block[i]);
+  transpose(words);
+  for (int i = 0; i < kWidth; ++i) block[i] = from_bits(words[i]);
+}
+
+// columns[w][lane] = the 32-bit word at base + lane·stride + 4w.
+inline void load_word_columns(const std::uint8_t* base, std::int64_t stride, U columns[4]) {
+  for (int i = 0; i < kWidth; ++i) columns[i] = load_bytes<U>(base + i * stride);
+  transpose(columns);
+}
+
+}  // namespace
+}  // namespace oscar::simd
