@@ -47,6 +47,13 @@ bool is_identity(const std::vector<float>& matrices, int num_matrices, int dim) 
   return true;
 }
 
+// Σ row[i]·matrix[i·stride]: with a column of a matrix, or, with stride 1, a row.
+double dot(const float* row, const float* matrix, std::int64_t stride, int size) {
+  double sum = 0;
+  for (int i = 0; i < size; ++i) sum += double{row[i]} * matrix[i * stride];
+  return sum;
+}
+
 std::vector<float> transposed(const std::vector<float>& matrices, int num_matrices, int dim) {
   std::vector<float> result(matrices.size());
   for (int m = 0; m < num_matrices; ++m) {
@@ -251,27 +258,29 @@ bool LayerCodec::encode_values(const Rows& values, const std::int64_t* slots, co
                 num_threads);
 }
 
+void LayerCodec::decode_rotated(const PlaneLayout& layout, const PlaneView& src, std::int64_t slot,
+                                int kv_head, float* row) const {
+  kernels_->decode_rows({.plane = src.plane(slot / kPageSize, kv_head),
+                         .rows = row,
+                         .row_stride = layout.head_dim,
+                         .first = static_cast<int>(slot % kPageSize),
+                         .num_tokens = 1,
+                         .layout = layout});
+}
+
 void LayerCodec::decode_key(std::int64_t slot, std::int32_t position, const PlaneView& src,
                             float* rows) const {
   const int dim = k_layout_.head_dim;
-  std::array<float, kMaxHeadDim> stored, offset;
+  std::array<float, kMaxHeadDim> rotated, offset;
   for (int head = 0; head < num_kv_heads_; ++head) {
     float* const row = rows + std::int64_t{head} * dim;
-    kernels_->decode_rows({.plane = src.plane(slot / kPageSize, head),
-                           .rows = stored.data(),
-                           .row_stride = dim,
-                           .first = static_cast<int>(slot % kPageSize),
-                           .num_tokens = 1,
-                           .layout = k_layout_});
+    decode_rotated(k_layout_, src, slot, head, rotated.data());
     // k̂ = k̃ · R_K⁻¹, and R_K⁻¹ is the transpose of the query transform.
     const float* const matrix = query_transform(head);
     for (int i = 0; i < dim; ++i) {
-      double sum = stored[i];
-      if (matrix != nullptr) {
-        sum = 0;
-        for (int j = 0; j < dim; ++j) sum += double{stored[j]} * matrix[std::int64_t{i} * dim + j];
-      }
-      row[i] = static_cast<float>(sum);
+      row[i] = static_cast<float>(
+          matrix == nullptr ? rotated[i]
+                            : dot(rotated.data(), matrix + std::int64_t{i} * dim, 1, dim));
     }
     if (const float* mean = key_mean(head); mean != nullptr) {
       std::memcpy(offset.data(), mean, sizeof(float) * dim);
@@ -283,24 +292,15 @@ void LayerCodec::decode_key(std::int64_t slot, std::int32_t position, const Plan
 
 void LayerCodec::decode_value(std::int64_t slot, const PlaneView& src, float* rows) const {
   const int dim = v_layout_.head_dim;
-  std::array<float, kMaxHeadDim> stored;
+  std::array<float, kMaxHeadDim> rotated;
   for (int head = 0; head < num_kv_heads_; ++head) {
     float* const row = rows + std::int64_t{head} * dim;
-    kernels_->decode_rows({.plane = src.plane(slot / kPageSize, head),
-                           .rows = stored.data(),
-                           .row_stride = dim,
-                           .first = static_cast<int>(slot % kPageSize),
-                           .num_tokens = 1,
-                           .layout = v_layout_});
+    decode_rotated(v_layout_, src, slot, head, rotated.data());
     const float* const matrix = output_transform(head);
     const float* const mean = value_mean(head);
     for (int j = 0; j < dim; ++j) {
-      double sum = stored[j];
-      if (matrix != nullptr) {
-        sum = 0;
-        for (int i = 0; i < dim; ++i) sum += double{stored[i]} * matrix[std::int64_t{i} * dim + j];
-      }
-      row[j] = static_cast<float>(sum + (mean != nullptr ? mean[j] : 0.0f));
+      const double raw = matrix == nullptr ? rotated[j] : dot(rotated.data(), matrix + j, dim, dim);
+      row[j] = static_cast<float>(raw + (mean != nullptr ? mean[j] : 0.0f));
     }
   }
 }

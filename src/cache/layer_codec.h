@@ -78,6 +78,9 @@ class LayerCodec {
   bool encode_block(const Side& side, const Rows& rows, const std::int32_t* positions,
                     const std::int64_t* slots, const PlaneView& dst, std::int64_t first_token,
                     int kv_head) const;
+  // The stored row of one token and KV head, still in the rotated basis.
+  void decode_rotated(const PlaneLayout& layout, const PlaneView& src, std::int64_t slot,
+                      int kv_head, float* row) const;
 
   int num_kv_heads_ = 0;
   PlaneLayout k_layout_, v_layout_;

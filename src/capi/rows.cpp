@@ -61,13 +61,31 @@ void require_positions(const oscar_codec& codec, const std::int32_t* positions,
   }
 }
 
+// What the four functions on rows begin with; run(codec) only where there are rows.
+template <typename Run>
+oscar_status on_rows(const oscar_codec* codec, std::int64_t num_tokens, const float* rows,
+                     const char* rows_name, const std::uint8_t* bytes, const Run& run) {
+  return guarded([&] {
+    require_pointer(codec, "codec");
+    require_tokens(num_tokens);
+    if (num_tokens == 0) return OSCAR_OK;
+    require_pointer(rows, rows_name);
+    require_pointer(bytes, "bytes");
+    return run(codec->codec);
+  });
+}
+
+std::int64_t row_floats(const cache::LayerCodec& codec, const PlaneLayout& layout) {
+  return std::int64_t{codec.num_kv_heads()} * layout.head_dim;
+}
+
 // Encodes num_tokens rows page by page; encode(rows, first token, page) does one.
 template <typename Encode>
 oscar_status encode_rows(const cache::LayerCodec& codec, const PlaneLayout& layout,
                          const float* rows, std::int64_t num_tokens, std::uint8_t* bytes,
                          const Encode& encode) {
   Page page(layout, codec.num_kv_heads());
-  const std::int64_t width = std::int64_t{codec.num_kv_heads()} * layout.head_dim;
+  const std::int64_t width = row_floats(codec, layout);
   bool finite = true;
   for (std::int64_t first = 0; first < num_tokens; first += kPageSize) {
     const std::int64_t count = std::min<std::int64_t>(kPageSize, num_tokens - first);
@@ -79,10 +97,26 @@ oscar_status encode_rows(const cache::LayerCodec& codec, const PlaneLayout& layo
   return OSCAR_NOT_FINITE;
 }
 
+// Decodes num_tokens rows one by one; decode(token, page, row) decodes slot 0 of the page.
+template <typename Decode>
+oscar_status decode_rows(const cache::LayerCodec& codec, const PlaneLayout& layout,
+                         const std::uint8_t* bytes, std::int64_t num_tokens, float* rows,
+                         const Decode& decode) {
+  Page page(layout, codec.num_kv_heads());
+  const std::int64_t width = row_floats(codec, layout);
+  for (std::int64_t i = 0; i < num_tokens; ++i) {
+    page.write(bytes + i * page.token_bytes(), 0);
+    decode(i, page.view(), rows + i * width);
+  }
+  return OSCAR_OK;
+}
+
 }  // namespace
 }  // namespace oscar::capi
 
+using oscar::cache::LayerCodec;
 using oscar::capi::guarded;
+using oscar::capi::on_rows;
 using oscar::capi::Page;
 using oscar::capi::require_pointer;
 
@@ -128,73 +162,46 @@ size_t oscar_codec_value_bytes(const oscar_codec* codec) {
 
 oscar_status oscar_encode_keys(const oscar_codec* codec, const float* keys,
                                const int32_t* positions, int64_t num_tokens, uint8_t* bytes) {
-  return guarded([&] {
-    require_pointer(codec, "codec");
-    oscar::capi::require_tokens(num_tokens);
-    if (num_tokens == 0) return OSCAR_OK;
-    require_pointer(keys, "keys");
-    require_pointer(bytes, "bytes");
+  return on_rows(codec, num_tokens, keys, "keys", bytes, [&](const LayerCodec& layer) {
     oscar::capi::require_positions(*codec, positions, num_tokens);
     return oscar::capi::encode_rows(
-        codec->codec, codec->codec.k_layout(), keys, num_tokens, bytes,
+        layer, layer.k_layout(), keys, num_tokens, bytes,
         [&](const oscar::cache::Rows& rows, std::int64_t first, const Page& page) {
-          return codec->codec.encode_keys(rows, positions + first, page.slots(), page.view(), 1);
+          return layer.encode_keys(rows, positions + first, page.slots(), page.view(), 1);
         });
   });
 }
 
 oscar_status oscar_encode_values(const oscar_codec* codec, const float* values, int64_t num_tokens,
                                  uint8_t* bytes) {
-  return guarded([&] {
-    require_pointer(codec, "codec");
-    oscar::capi::require_tokens(num_tokens);
-    if (num_tokens == 0) return OSCAR_OK;
-    require_pointer(values, "values");
-    require_pointer(bytes, "bytes");
+  return on_rows(codec, num_tokens, values, "values", bytes, [&](const LayerCodec& layer) {
     return oscar::capi::encode_rows(
-        codec->codec, codec->codec.v_layout(), values, num_tokens, bytes,
+        layer, layer.v_layout(), values, num_tokens, bytes,
         [&](const oscar::cache::Rows& rows, std::int64_t, const Page& page) {
-          return codec->codec.encode_values(rows, page.slots(), page.view(), 1);
+          return layer.encode_values(rows, page.slots(), page.view(), 1);
         });
   });
 }
 
 oscar_status oscar_decode_keys(const oscar_codec* codec, const uint8_t* bytes,
                                const int32_t* positions, int64_t num_tokens, float* keys) {
-  return guarded([&] {
-    require_pointer(codec, "codec");
-    oscar::capi::require_tokens(num_tokens);
-    if (num_tokens == 0) return OSCAR_OK;
-    require_pointer(keys, "keys");
-    require_pointer(bytes, "bytes");
+  return on_rows(codec, num_tokens, keys, "keys", bytes, [&](const LayerCodec& layer) {
     oscar::capi::require_positions(*codec, positions, num_tokens);
-    Page page(codec->codec.k_layout(), codec->codec.num_kv_heads());
-    const std::int64_t width =
-        std::int64_t{codec->codec.num_kv_heads()} * codec->codec.k_layout().head_dim;
-    for (std::int64_t i = 0; i < num_tokens; ++i) {
-      page.write(bytes + i * page.token_bytes(), 0);
-      codec->codec.decode_key(0, positions[i], page.view(), keys + i * width);
-    }
-    return OSCAR_OK;
+    return oscar::capi::decode_rows(
+        layer, layer.k_layout(), bytes, num_tokens, keys,
+        [&](std::int64_t token, const oscar::PlaneView& page, float* row) {
+          layer.decode_key(0, positions[token], page, row);
+        });
   });
 }
 
 oscar_status oscar_decode_values(const oscar_codec* codec, const uint8_t* bytes, int64_t num_tokens,
                                  float* values) {
-  return guarded([&] {
-    require_pointer(codec, "codec");
-    oscar::capi::require_tokens(num_tokens);
-    if (num_tokens == 0) return OSCAR_OK;
-    require_pointer(values, "values");
-    require_pointer(bytes, "bytes");
-    Page page(codec->codec.v_layout(), codec->codec.num_kv_heads());
-    const std::int64_t width =
-        std::int64_t{codec->codec.num_kv_heads()} * codec->codec.v_layout().head_dim;
-    for (std::int64_t i = 0; i < num_tokens; ++i) {
-      page.write(bytes + i * page.token_bytes(), 0);
-      codec->codec.decode_value(0, page.view(), values + i * width);
-    }
-    return OSCAR_OK;
+  return on_rows(codec, num_tokens, values, "values", bytes, [&](const LayerCodec& layer) {
+    return oscar::capi::decode_rows(layer, layer.v_layout(), bytes, num_tokens, values,
+                                    [&](std::int64_t, const oscar::PlaneView& page, float* row) {
+                                      layer.decode_value(0, page, row);
+                                    });
   });
 }
 

@@ -4,7 +4,7 @@
 #include <arm_neon.h>
 
 #define OSCAR_SIMD_WIDTH 4
-#include "simd/vector.h"
+#include "simd/four_lanes.h"
 
 namespace oscar::simd {
 namespace {
@@ -27,36 +27,6 @@ inline float reduce_min(F v) { return vminnmvq_f32(v); }
 inline float reduce_max(F v) { return vmaxnmvq_f32(v); }
 inline std::uint32_t reduce_max(U v) { return vmaxvq_u32(v); }
 inline std::uint32_t reduce_add(U v) { return vaddvq_u32(v); }
-inline float reduce_add(F v) {
-  const float32x2_t pairs = vadd_f32(vget_low_f32(v), vget_high_f32(v));
-  return vget_lane_f32(pairs, 0) + vget_lane_f32(pairs, 1);
-}
-
-// Eight running sums, lane = channel mod 8.
-struct Lanes {
-  F low{}, high{};
-};
-inline void add_to_lanes(Lanes& lanes, F v, int channel) {
-  if (channel % 8 == 0) {
-    lanes.low += v;
-  } else {
-    lanes.high += v;
-  }
-}
-// ((0+4)+(2+6))+((1+5)+(3+7)): the codec's order.
-inline float sum_lanes(const Lanes& lanes) { return reduce_add(lanes.low + lanes.high); }
-
-// The first n lanes from memory, `fill` in the others; n in [0, kWidth].
-inline F load_partial(const float* p, int n, float fill) {
-  if (n == kWidth) return load(p);
-  F v = broadcast(fill);
-  for (int i = 0; i < n; ++i) v[i] = p[i];
-  return v;
-}
-inline void store_partial(float* p, F v, int n) {
-  if (n == kWidth) return store(p, v);
-  for (int i = 0; i < n; ++i) p[i] = v[i];
-}
 
 // Low byte of every lane.
 inline void store_bytes(std::uint8_t* p, U v) {

@@ -3,7 +3,7 @@
 #pragma once
 
 #define OSCAR_SIMD_WIDTH 4
-#include "simd/vector.h"
+#include "simd/four_lanes.h"
 
 namespace oscar::simd {
 namespace {
@@ -30,33 +30,6 @@ inline std::uint32_t reduce_max(U v) {
   return result;
 }
 inline std::uint32_t reduce_add(U v) { return (v[0] + v[2]) + (v[1] + v[3]); }
-inline float reduce_add(F v) { return (v[0] + v[2]) + (v[1] + v[3]); }
-
-// Eight running sums, lane = channel mod 8.
-struct Lanes {
-  F low{}, high{};
-};
-inline void add_to_lanes(Lanes& lanes, F v, int channel) {
-  if (channel % 8 == 0) {
-    lanes.low += v;
-  } else {
-    lanes.high += v;
-  }
-}
-// ((0+4)+(2+6))+((1+5)+(3+7)): the codec's order.
-inline float sum_lanes(const Lanes& lanes) { return reduce_add(lanes.low + lanes.high); }
-
-// The first n lanes from memory, `fill` in the others; n in [0, kWidth].
-inline F load_partial(const float* p, int n, float fill) {
-  if (n == kWidth) return load(p);
-  F v = broadcast(fill);
-  for (int i = 0; i < n; ++i) v[i] = p[i];
-  return v;
-}
-inline void store_partial(float* p, F v, int n) {
-  if (n == kWidth) return store(p, v);
-  for (int i = 0; i < n; ++i) p[i] = v[i];
-}
 
 // Low byte of every lane.
 inline void store_bytes(std::uint8_t* p, U v) {
