@@ -37,12 +37,9 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
   }
 }
 
-// Cache policy for data read once: first to leave the L2.
-__device__ __forceinline__ uint64_t evict_first_policy() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
+// Cache policy for data read once, first to leave the L2: what createpolicy.fractional gives for
+// L2::evict_first and all of the lines.
+inline constexpr uint64_t kEvictFirst = 0x12f0000000000000ull;
 
 // Global to shared memory; both 16-byte aligned, bytes a multiple of 16; completes on the barrier.
 __device__ __forceinline__ void bulk_copy(uint32_t dst, const void* src, uint32_t bytes,

@@ -56,6 +56,37 @@ __device__ __forceinline__ RowState settle(const RowWriter& writer, RowState s) 
   return {s.max, writer.with_sink(s.max, s.sum)};
 }
 
+// Maxima (or sums) of a row's warps, four at a time.
+template <class C>
+struct WarpValues {
+  float4 quads[C::kWarps / 4];
+
+  __device__ __forceinline__ explicit WarpValues(const float* row) {
+#pragma unroll
+    for (int i = 0; i < C::kWarps / 4; ++i) quads[i] = reinterpret_cast<const float4*>(row)[i];
+  }
+  __device__ __forceinline__ float largest() const {
+    float value = kMasked;
+#pragma unroll
+    for (const float4& q : quads) value = fmaxf(value, fmaxf(fmaxf(q.x, q.y), fmaxf(q.z, q.w)));
+    return value;
+  }
+};
+
+template <class C>
+__device__ __forceinline__ RowState row_state(const MergeStore<C>& store, int row) {
+  const WarpValues<C> maxima(store.max + row * kStateStride);
+  const WarpValues<C> sums(store.sum + row * kStateStride);
+  RowState state{maxima.largest(), 0.0f};
+#pragma unroll
+  for (int i = 0; i < C::kWarps / 4; ++i) {
+    const float4 &m = maxima.quads[i], &s = sums.quads[i];
+    state.sum += (s.x * ptx::exp2_approx(m.x - state.max) + s.y * ptx::exp2_approx(m.y - state.max)) +
+                 (s.z * ptx::exp2_approx(m.z - state.max) + s.w * ptx::exp2_approx(m.w - state.max));
+  }
+  return state;
+}
+
 // This warp's output of `row`s into shared memory, scaled to the block's maximum.
 template <class C>
 __device__ __forceinline__ void store_warp_out(const WarpState<C>& state,
@@ -64,9 +95,7 @@ __device__ __forceinline__ void store_warp_out(const WarpState<C>& state,
   float factor[C::kHeadTiles];
 #pragma unroll
   for (int i = 0; i < C::kHeadTiles; ++i) {
-    const float* maxima = store.max + (i * 4 + t) * kStateStride;
-    float largest = kMasked;
-    for (int w = 0; w < C::kWarps; ++w) largest = fmaxf(largest, maxima[w]);
+    const float largest = WarpValues<C>(store.max + (i * 4 + t) * kStateStride).largest();
     factor[i] = state.is_unset(i) ? 0.0f : ptx::exp2_approx(state.max[i] - largest);
   }
 #pragma unroll
@@ -93,17 +122,6 @@ __device__ __forceinline__ void store_warp_out(const WarpState<C>& state,
   }
 }
 
-template <class C>
-__device__ __forceinline__ RowState row_state(const MergeStore<C>& store, int row) {
-  const float* maxima = store.max + row * kStateStride;
-  const float* sums = store.sum + row * kStateStride;
-  RowState state{kMasked, 0.0f};
-  for (int w = 0; w < C::kWarps; ++w) state.max = fmaxf(state.max, maxima[w]);
-  for (int w = 0; w < C::kWarps; ++w) {
-    state.sum += sums[w] * ptx::exp2_approx(maxima[w] - state.max);
-  }
-  return state;
-}
 
 // One partial: [kRows][kHeadDim] outputs, then [kRows] of (max, sum).
 template <class C>
@@ -138,12 +156,21 @@ __device__ __forceinline__ void combine_parts(const AttendParams& params, const 
     const int row = quad / (C::kHeadDim / 4), channel = quad % (C::kHeadDim / 4) * 4;
     RowState merged{kMasked, 0.0f};
     float4 out = {0, 0, 0, 0};
-    const auto add = [&](float4 o, float2 s) {
-      const float max = fmaxf(merged.max, s.x);
-      const float old = ptx::exp2_approx(merged.max - max), fresh = ptx::exp2_approx(s.x - max);
-      out = {out.x * old + o.x * fresh, out.y * old + o.y * fresh, out.z * old + o.z * fresh,
-             out.w * old + o.w * fresh};
-      merged = {max, merged.sum * old + s.y * fresh};
+    // Adds kCount parts at once: their exponentials do not wait for one another.
+    const auto add = [&]<int kCount>(const float4(&outs)[kCount], const float2(&states)[kCount]) {
+      float max = merged.max;
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) max = fmaxf(max, states[k].x);
+      const float old = ptx::exp2_approx(merged.max - max);
+      out = {out.x * old, out.y * old, out.z * old, out.w * old};
+      merged = {max, merged.sum * old};
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        const float fresh = ptx::exp2_approx(states[k].x - max);
+        out = {fmaf(outs[k].x, fresh, out.x), fmaf(outs[k].y, fresh, out.y),
+               fmaf(outs[k].z, fresh, out.z), fmaf(outs[k].w, fresh, out.w)};
+        merged.sum = fmaf(states[k].y, fresh, merged.sum);
+      }
     };
     if (group < kGroups) {
 #pragma unroll 1
@@ -163,8 +190,7 @@ __device__ __forceinline__ void combine_parts(const AttendParams& params, const 
             states[k] = __ldcg(from.state(row));
           }
         }
-#pragma unroll
-        for (int k = 0; k < kInFlight; ++k) add(outs[k], states[k]);
+        add(outs, states);
       }
     }
     if constexpr (kGroups > 1) {
@@ -174,10 +200,14 @@ __device__ __forceinline__ void combine_parts(const AttendParams& params, const 
       }
       __syncthreads();
       if (group == 0) {
-#pragma unroll 1
+        float4 outs[kGroups - 1];
+        float2 states[kGroups - 1];
+#pragma unroll
         for (int k = 1; k < kGroups; ++k) {
-          add(group_out[k * kQuads + quad], group_state[k * kQuads + quad]);
+          outs[k - 1] = group_out[k * kQuads + quad];
+          states[k - 1] = group_state[k * kQuads + quad];
         }
+        add(outs, states);
       }
     }
     const RowWriter writer{params, RowPlace::of(params, schedule.segment, C::kRows, row)};

@@ -5,6 +5,8 @@
 // softmax state. No barrier of the block inside the loop over units; states merge once a segment.
 #pragma once
 
+#include <cstddef>
+
 #include "cuda/ptx/bulk_copy.h"
 #include "cuda/sm90/decode/exact.cuh"
 #include "cuda/sm90/decode/finish.cuh"
@@ -25,24 +27,22 @@ __device__ __forceinline__ uint64_t wide(int a, int64_t b) {
 template <class C>
 struct Producer {
   Schedule* schedule;
-  bool has_segment;
+  int has_segment;     // 0 or 1
   int unit;            // next unit of this warp in the segment's item
   int end, num_coded;  // of the segment
   int ids;             // lane i: page id of the i-th coded unit of this batch of 32
   int taken;           // of the segment's units
   uint32_t ring, barriers;
 
-  // After the schedule was set to a segment.
-  __device__ __forceinline__ void enter_segment(int warp) {
-    const Segment& segment = schedule->segment;
+  __device__ __forceinline__ void enter_segment(const Segment& segment, int warp) {
     unit = segment.begin + warp;
     num_coded = segment.units.num_coded;
     end = smaller(segment.end, segment.units.count());
     taken = 0;
   }
   // Page ids of this warp's next 32 units, one a lane.
-  __device__ __forceinline__ void load_ids(const AttendParams& params, int lane) {
-    const Segment& segment = schedule->segment;
+  __device__ __forceinline__ void load_ids(const AttendParams& params, const Segment& segment,
+                                           int lane) {
     const int ahead = unit + lane * C::kWarps;
     ids = 0;
     if (ahead < smaller(end, num_coded)) {
@@ -54,24 +54,23 @@ struct Producer {
   __device__ __forceinline__ void settle(const AttendParams& params, int warp, int lane) {
     while (has_segment && unit >= end) {
       __syncwarp();
-      bool moved = false;
+      int moved = 0;
       if (lane == 0) moved = schedule->next(params);
       has_segment = __shfl_sync(~0u, moved, 0);
       __syncwarp();
-      if (has_segment) enter_segment(warp);
+      if (has_segment) enter_segment(schedule->segment, warp);
     }
-    if (has_segment && (taken & 31) == 0) load_ids(params, lane);
+    if (has_segment && (taken & 31) == 0) load_ids(params, schedule->segment, lane);
   }
 
   __device__ __forceinline__ void issue(const AttendParams& params, int stage, int warp, int lane) {
     if (!has_segment) return;
-    const Segment& segment = schedule->segment;
     const uint32_t dst = ring + stage * C::kStageBytes, barrier = barriers + 8 * stage;
     if (unit < num_coded) {
       const int id = __shfl_sync(~0u, ids, taken & 31);
-      if (lane == 0) issue_page(params, segment, id, dst, barrier);
+      if (lane == 0) issue_page(params, id, dst, barrier);
     } else {
-      issue_exact(params, segment, unit - num_coded, dst, barrier, lane);
+      issue_exact(params, schedule->segment, unit - num_coded, dst, barrier, lane);
     }
     unit += C::kWarps;
     ++taken;
@@ -79,8 +78,8 @@ struct Producer {
   }
 
  private:
-  __device__ __forceinline__ void issue_page(const AttendParams& params, const Segment& segment,
-                                             int id, uint32_t dst, uint32_t barrier) const {
+  __device__ __forceinline__ void issue_page(const AttendParams& params, int id, uint32_t dst,
+                                             uint32_t barrier) const {
 #ifdef OSCAR_CUDA_CHECKED
     if (id < 0 || id >= params.num_pages) {
       atomicExch(params.faults, 1);
@@ -89,9 +88,8 @@ struct Producer {
 #endif
     const uint32_t bytes = C::key_plane_bytes(params) + C::value_plane_bytes(params);
     ptx::barrier_expect(barrier, bytes);
-    ptx::bulk_copy(
-        dst, params.pages + id * params.page_stride_bytes + segment.head * params.head_stride_bytes,
-        bytes, barrier, ptx::evict_first_policy());
+    ptx::bulk_copy(dst, schedule->head_pages + wide(id, params.page_stride_bytes), bytes, barrier,
+                   ptx::kEvictFirst);
   }
   // Rows of consecutive tokens lie together but for the ring's end: lanes 0 and 1 copy the keys
   // before and after it, 2 and 3 the values.
@@ -119,7 +117,7 @@ struct Producer {
         (static_cast<int64_t>(segment.copy_block) * params.num_kv_heads + segment.head) * 2 + side;
     ptx::bulk_copy(dst + (side * kExactUnit + (is_after ? before : 0)) * kRowBytes,
                    copies.rows + (plane * rows + row) * C::kHeadDim, num_rows * kRowBytes, barrier,
-                   ptx::evict_first_policy());
+                   ptx::kEvictFirst);
   }
 };
 
@@ -191,9 +189,9 @@ __device__ __forceinline__ float capped(float logit, float max, float cap_log2) 
 // from the loop.
 struct BlockSegment {
   Schedule schedule;
+  // First tokens of pages that every row reads wholly as codes lie in [clean_begin, clean_end].
+  int clean_begin, clean_end;
   int is_valid;
-  int clean_begin, clean_end;  // first tokens of pages that every row reads wholly as codes lie in
-                               // [clean_begin, clean_end]
 
   __device__ __forceinline__ void set(const AttendParams& params, const Schedule& now) {
     schedule = now;
@@ -216,20 +214,26 @@ struct BlockSegment {
 };
 
 static_assert(sizeof(BlockSegment) <= 128 && sizeof(Schedule) <= kScheduleBytes);
+inline constexpr uint32_t kUnitsOffset = offsetof(BlockSegment, schedule.segment.units.length);
+inline constexpr uint32_t kCleanOffset = offsetof(BlockSegment, clean_begin);
+static_assert(offsetof(SequenceUnits, first_page) == offsetof(SequenceUnits, length) + 4);
 
 template <class C>
 struct Consumer {
   const AttendParams& params;
   const QueryStore<C>& query;
   const BlockSegment& block;
+  uint32_t block_address;  // of `block` in shared memory: what every page reads, two words at once
   int key_group_stride, value_group_stride;
 
   __device__ __forceinline__ void coded_unit(WarpState<C>& state, uint32_t stage, int unit,
                                              int lane) const {
-    const Segment& segment = block.schedule.segment;
+    static_assert(kUnitsOffset % 8 == 0 && kCleanOffset % 8 == 0);
+    const uint2 units = ptx::load_shared_8(block_address + kUnitsOffset);  // length, first_page
+    const uint2 clean = ptx::load_shared_8(block_address + kCleanOffset);
     const uint32_t value_plane = stage + C::key_plane_bytes(params);
-    const int first_token = (segment.units.first_page + unit) * kPageTokens;
-    const int num_valid = segment.units.length - first_token;
+    const int first_token = (static_cast<int>(units.y) + unit) * kPageTokens;
+    const int num_valid = static_cast<int>(units.x) - first_token;
     if (num_valid < kPageTokens) scrub_scales<C>(params, value_plane, num_valid, lane);
 
     PageLogits<C> logits;
@@ -245,8 +249,8 @@ struct Consumer {
         }
       }
     }
-    if (first_token < block.clean_begin || first_token > block.clean_end) {
-      mask_page<C>(logits, params, segment, first_token, lane);
+    if (first_token < static_cast<int>(clean.x) || first_token > static_cast<int>(clean.y)) {
+      mask_page<C>(logits, params, block.schedule.segment, first_token, lane);
     }
 
     float largest[C::kHeadTiles];
@@ -329,29 +333,31 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   if (params.overlap_previous) ptx::launch_dependents();
   if (params.num_splits == 0) build_prefix(params, prefix);
   Producer<C> producer;
+  producer.ring = ptx::shared_address(shared) + warp * C::kStages * C::kStageBytes;
+  producer.barriers = ptx::shared_address(shared + C::kRowScalesEnd) + warp * C::kStages * 8;
   Schedule schedule;
-  producer.has_segment = schedule.start(params, prefix);
+  QueryRow<C> first_row;
+  // Queries early: loads issued after the copies would wait behind them.
+  const auto prepare = [&] {
+    if (!params.overlap_previous) first_row.load(params, schedule.segment, warp, lane);
+    if (lane == 0) {
+      for (int s = 0; s < C::kStages; ++s) ptx::barrier_init(producer.barriers + 8 * s, 1);
+      ptx::fence_barrier_init();
+    }
+  };
+  producer.has_segment = schedule.start(params, prefix, prepare);
   if (!producer.has_segment) {
     if (params.overlap_previous) ptx::wait_for_previous_kernel();
     return;
   }
+  producer.enter_segment(schedule.segment, warp);
+  if (producer.unit < producer.end) producer.load_ids(params, schedule.segment, lane);
   BlockSegment& block = *reinterpret_cast<BlockSegment*>(shared + C::kSegmentBegin);
-  if (thread == 0) block.set(params, schedule);
+  if (thread == C::kThreads - 32) block.set(params, schedule);
   producer.schedule = reinterpret_cast<Schedule*>(shared + C::kSchedulesBegin) + warp;
   if (lane == 0) *producer.schedule = schedule;
   __syncwarp();
-  producer.enter_segment(warp);
-  producer.ring = ptx::shared_address(shared) + warp * C::kStages * C::kStageBytes;
-  producer.barriers = ptx::shared_address(shared + C::kRowScalesEnd) + warp * C::kStages * 8;
-  producer.settle(params, warp, lane);
-  if (lane == 0) {
-    for (int s = 0; s < C::kStages; ++s) ptx::barrier_init(producer.barriers + 8 * s, 1);
-    ptx::fence_barrier_init();
-  }
-  __syncwarp();
-  // Queries first: loads issued after the copies would wait behind them.
-  QueryRow<C> first_row;
-  if (!params.overlap_previous) first_row.load(params, schedule.segment, warp, lane);
+  if (producer.unit >= producer.end) producer.settle(params, warp, lane);
   // Pages that the previous kernel does not write may be asked for before it ends; exact rows and
   // queries may not.
   bool has_waited = !params.overlap_previous;
@@ -388,7 +394,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     build_query_words<C>(query, thread);
     __syncthreads();
 
-    Consumer<C> consumer{params, query, block};
+    Consumer<C> consumer{params, query, block, ptx::shared_address(&block)};
     consumer.key_group_stride = C::groups(params.key) > 1 ? C::kMetadataBytes : 0;
     consumer.value_group_stride = C::groups(params.value) > 1 ? C::kMetadataBytes : 0;
     WarpState<C> state;

@@ -66,16 +66,24 @@ struct Schedule {
   Segment segment;
   int range_begin, range_end;  // this block's units in the row of all units; splits: of the item
   int items_per_seq;
-  int chunk;  // units of a block
+  int chunk;                       // units of a block
+  const std::uint8_t* head_pages;  // params.pages at the segment's head
 
-  // prefix: [num_seqs + 1] sums of counted units a sequence; unused with splits. False: nothing to
+  // prefix: [num_seqs + 1] sums of counted units a sequence; unused with splits. early(): called
+  // once sequence and head are known, with splits before the length has arrived. False: nothing to
   // do.
-  __device__ __forceinline__ bool start(const AttendParams& params, const int* prefix) {
+  template <typename Early>
+  __device__ __forceinline__ bool start(const AttendParams& params, const int* prefix,
+                                        Early early) {
     items_per_seq = params.num_kv_heads * params.num_row_blocks;
     if (params.num_splits > 0) {
       const int split = blockIdx.x;
-      load_sequence(params, blockIdx.z);
+      segment.seq = blockIdx.z;
       set_item(params, blockIdx.y);
+      const int length = __ldg(params.seq_lens + segment.seq);
+      segment.copy_block = copy_block_of(params, segment.seq);
+      early();
+      set_units(params, length);
       chunk = (segment.counted + params.num_splits - 1) / params.num_splits;
       segment.begin = smaller(split * chunk, segment.counted);
       segment.end = smaller(segment.begin + chunk, segment.counted);
@@ -102,6 +110,7 @@ struct Schedule {
     set_item(params, item);
     segment.item_begin = prefix[low] * items_per_seq + item * segment.counted;
     set_range();
+    early();
     return true;
   }
 
@@ -138,14 +147,18 @@ struct Schedule {
  private:
   __device__ __forceinline__ void load_sequence(const AttendParams& params, int seq) {
     segment.seq = seq;
+    const int length = __ldg(params.seq_lens + seq);
     segment.copy_block = copy_block_of(params, seq);
-    segment.units =
-        sequence_units(window_rules(params), segment.copy_block >= 0, __ldg(params.seq_lens + seq));
+    set_units(params, length);
+  }
+  __device__ __forceinline__ void set_units(const AttendParams& params, int length) {
+    segment.units = sequence_units(window_rules(params), segment.copy_block >= 0, length);
     segment.counted = larger(1, segment.units.count());
   }
   __device__ __forceinline__ void set_item(const AttendParams& params, int item) {
     segment.head = params.num_row_blocks == 1 ? item : item / params.num_row_blocks;
     segment.row_block = item - segment.head * params.num_row_blocks;
+    head_pages = params.pages + segment.head * params.head_stride_bytes;
   }
   __device__ __forceinline__ void set_range() {
     segment.begin = larger(0, range_begin - segment.item_begin);
