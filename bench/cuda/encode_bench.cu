@@ -1,8 +1,10 @@
 // Encoding of keys and values: a prefill of many tokens and a decode step of 32 sequences.
 //
 //   oscar_cuda_encode_bench [--json FILE] [--commit TEXT]
+#include <cmath>
 #include <cstring>
 #include <numeric>
+#include <random>
 
 #include "../bench/cuda/timing.h"
 #include "cuda/encode.h"
@@ -27,8 +29,20 @@ __global__ void fill(bf16_t* rows, std::int64_t count) {
   }
 }
 
-void run_size(std::int64_t num_tokens, bool has_transform, Codebook codebook, Report& report) {
-  const PlaneLayout layout{kHeadDim, {2, kHeadDim, codebook}};
+enum class Transform { kNone, kOrdered, kTensor, kHadamard };
+const char* name_of(Transform transform) {
+  switch (transform) {
+    case Transform::kNone: return "rotated rows";
+    case Transform::kOrdered: return "ordered transform";
+    case Transform::kTensor: return "tensor-core transform";
+    default: return "tensor-core Hadamard";
+  }
+}
+
+// Keys as oscar-plus has them (symmetric: with the unbiased fit) when fit says so.
+void run_size(std::int64_t num_tokens, Transform mode, Codebook codebook, ScaleFit fit,
+              Report& report) {
+  const PlaneLayout layout{kHeadDim, {2, kHeadDim, codebook, fit}};
   const std::int64_t plane = layout.plane_bytes(), run = 2 * plane;
   const std::int64_t elements = num_tokens * kHeads * kHeadDim;
   const int layers = static_cast<int>(
@@ -41,8 +55,22 @@ void run_size(std::int64_t num_tokens, bool has_transform, Codebook codebook, Re
   std::iota(slots.begin(), slots.end(), 0);
   DeviceBuffer<std::int64_t> device_slots(slots);
   std::vector<float> matrix(std::size_t{kHeads} * kHeadDim * kHeadDim);
-  for (std::size_t i = 0; i < matrix.size(); ++i) matrix[i] = ((i * 7919) % 255 - 127.0f) / 1000;
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal(0.0f, 1.0f / std::sqrt(float{kHeadDim}));
+  for (std::size_t i = 0; i < matrix.size(); ++i) {
+    const std::size_t row = i / kHeadDim % kHeadDim, column = i % kHeadDim;
+    matrix[i] = mode == Transform::kHadamard
+                    ? (__builtin_parityll(row & column) ? -1 : 1) / std::sqrt(float{kHeadDim})
+                    : normal(random);
+  }
   DeviceBuffer<float> transform(matrix), clip(std::vector<float>(kHeads, 0.94f));
+  const bool has_image = mode == Transform::kTensor || mode == Transform::kHadamard;
+  DeviceBuffer<std::uint8_t> image(has_image ? cuda::transform_image_bytes(kHeads, kHeadDim) : 0);
+  if (has_image) {
+    const cuda::Status status =
+        cuda::run_prepare_transform(transform.data(), kHeads, kHeadDim, image.data(), nullptr);
+    if (!status.ok()) throw Error(ErrorCode::kUnsupported, status.message);
+  }
   const auto launch = [&](int index, cudaStream_t stream) {
     cuda::EncodeParams p;
     const int layer = index % layers;
@@ -51,7 +79,9 @@ void run_size(std::int64_t num_tokens, bool has_transform, Codebook codebook, Re
       s.rows = rows.data() + (2 * layer + side) * elements;
       s.token_stride = kHeads * kHeadDim;
       s.head_stride = kHeadDim;
-      s.transform = has_transform ? transform.data() : nullptr;
+      s.transform = mode == Transform::kOrdered ? transform.data() : nullptr;
+      s.transform_image = image.data();
+      s.scale_fit = fit;
       s.clip_ratio = clip.data();
       s.plane = cuda::device_plane(layout, side ? cuda::Side::kValue : cuda::Side::kKey);
       s.plane_offset_bytes = static_cast<std::int32_t>(side * plane);
@@ -68,8 +98,9 @@ void run_size(std::int64_t num_tokens, bool has_transform, Codebook codebook, Re
   const Timing timing = time_launches(launch, num_tokens > 1000 ? 6 : 60, Load::kSustained);
   const double bytes = static_cast<double>(num_tokens) * kHeads * (4.0 * kHeadDim + run / 64.0);
   report.add("oscar",
-             std::string("encode ") + (has_transform ? "with transform" : "rotated rows") +
-                 (codebook == Codebook::kAffine ? " affine" : " symmetric"),
+             std::string("encode ") + name_of(mode) +
+                 (codebook == Codebook::kAffine ? " affine" : " symmetric") +
+                 (fit == ScaleFit::kPlain ? "" : " unbiased"),
              {0, kHeads, kHeadDim, 1, static_cast<int>(num_tokens), 2, 2}, timing,
              bytes / timing.median_us * 1e-3, -1);
 }
@@ -82,10 +113,11 @@ int run(int argc, char** argv) {
   }
   Report report;
   for (const std::int64_t tokens : {100000, 32}) {
-    for (const bool has_transform : {false, true}) {
-      for (const Codebook codebook : {Codebook::kAffine, Codebook::kSymmetric}) {
-        run_size(tokens, has_transform, codebook, report);
-      }
+    for (const Transform mode :
+         {Transform::kNone, Transform::kHadamard, Transform::kTensor, Transform::kOrdered}) {
+      run_size(tokens, mode, Codebook::kAffine, ScaleFit::kPlain, report);
+      run_size(tokens, mode, Codebook::kSymmetric, ScaleFit::kPlain, report);
+      run_size(tokens, mode, Codebook::kSymmetric, ScaleFit::kUnbiased, report);
     }
   }
   if (!json.empty()) report.write(json, commit);

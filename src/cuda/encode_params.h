@@ -19,6 +19,10 @@ struct EncodeSide {
   std::int64_t token_stride = 0, head_stride = 0;  // in elements
   const float* transform = nullptr;  // [num_kv_heads][head_dim][head_dim] rotated = raw·transform;
                                      // null: rows are rotated already
+  // The tensor-core transform: transform_image_bytes() written by run_prepare_transform, 16-byte
+  // aligned, instead of `transform`. Another order of sums: at most one code in a thousand differs
+  // from the ordered transform's, by one. Head sizes 64 and 128, one group.
+  const void* transform_image = nullptr;
   const float* mean = nullptr;  // [num_kv_heads][head_dim] raw basis (keys: before RoPE), or null
   const float* clip_ratio = nullptr;  // [num_kv_heads] in (0, 1]
   DevicePlane plane;

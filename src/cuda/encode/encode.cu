@@ -1,4 +1,5 @@
 #include "cuda/encode.h"
+#include "cuda/encode/fragments.h"
 #include "cuda/encode/kernel.cuh"
 
 namespace oscar::cuda {
@@ -25,6 +26,44 @@ cudaError_t launch(const EncodeParams& params, bool is_whole, cudaStream_t strea
   return is_whole ? launch<kMaxDim, true>(params, stream) : launch<kMaxDim, false>(params, stream);
 }
 
+cudaError_t run_ordered(const EncodeParams& params, cudaStream_t stream) {
+  int head_dim = 0;
+  for (const EncodeSide& side : params.sides) {
+    if (side.rows != nullptr && side.plane.head_dim > head_dim) head_dim = side.plane.head_dim;
+  }
+  const int max_dim = head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
+  bool is_whole = true;
+  for (const EncodeSide& side : params.sides) {
+    if (side.rows == nullptr) continue;
+    is_whole = is_whole && side.plane.head_dim == max_dim && side.plane.group_size == max_dim;
+  }
+  return max_dim == 64    ? launch<64>(params, is_whole, stream)
+         : max_dim == 128 ? launch<128>(params, is_whole, stream)
+                          : launch<256>(params, is_whole, stream);
+}
+
+// What tells the kernel of a side: sides that agree share a launch.
+struct Route {
+  bool is_fragments, has_image;
+  int head_dim;
+  bool operator==(const Route&) const = default;
+};
+Route route_of(const EncodeSide& side) {
+  const bool is_fragments = encode::serves(side);
+  return {is_fragments, is_fragments && side.transform_image != nullptr,
+          is_fragments ? side.plane.head_dim : 0};
+}
+
+cudaError_t run_route(const EncodeParams& params, const Route& route, cudaStream_t stream) {
+  if (!route.is_fragments) return run_ordered(params, stream);
+  int device = 0, num_sms = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
+  if (error != cudaSuccess) return error;
+  return encode::run_fragments(params, route.head_dim, route.has_image, num_sms, stream);
+}
+
 std::string check_side(const EncodeParams& params, const EncodeSide& side, const char* name) {
   const auto say = [name](const char* what) { return std::string(name) + ": " + what; };
   const DevicePlane& plane = side.plane;
@@ -41,6 +80,15 @@ std::string check_side(const EncodeParams& params, const EncodeSide& side, const
     return say("rows must be 16-byte aligned and their strides multiples of 8");
   }
   if (side.clip_ratio == nullptr) return say("clip_ratio must not be null");
+  if (side.transform_image != nullptr) {
+    if (side.transform != nullptr) return say("give a transform or its image, not both");
+    if (reinterpret_cast<std::uintptr_t>(side.transform_image) % 16 != 0) {
+      return say("transform_image must be 16-byte aligned");
+    }
+    if (!encode::serves(side)) {
+      return say("a transform image needs head_dim 64 or 128, one group and a permuted plane");
+    }
+  }
   if (side.plane_offset_bytes < 0 || side.plane_offset_bytes % 16 != 0 ||
       side.plane_offset_bytes + plane.plane_bytes() > params.head_stride_bytes) {
     return say("the plane does not lie in the run of a head");
@@ -51,7 +99,7 @@ std::string check_side(const EncodeParams& params, const EncodeSide& side, const
 }  // namespace
 
 std::string check_params(const EncodeParams& params) {
-  if (params.num_tokens < 0 || params.num_tokens > (std::int64_t{1} << 36)) {
+  if (params.num_tokens < 0 || params.num_tokens > (std::int64_t{1} << 30)) {
     return "num_tokens " + std::to_string(params.num_tokens) + " is out of range";
   }
   if (params.num_kv_heads <= 0 || params.num_kv_heads > 65535) {
@@ -78,6 +126,10 @@ std::string check_params(const EncodeParams& params) {
   return "";
 }
 
+const char* encode_kernel_name(const EncodeSide& side) noexcept {
+  return encode::serves(side) ? "fragments" : "ordered";
+}
+
 Status run_encode(const EncodeParams& params, cudaStream_t stream) noexcept {
   try {
     const std::string problem = check_params(params);
@@ -88,26 +140,23 @@ Status run_encode(const EncodeParams& params, cudaStream_t stream) noexcept {
     return Status::failure(Status::Code::kInvalidArgument, "%s", "out of memory while checking");
   }
   if (params.num_tokens == 0) return {};
-  int head_dim = 0;
-  bool is_whole = true;
-  for (const EncodeSide& side : params.sides) {
-    if (side.rows == nullptr) continue;
-    head_dim = head_dim > side.plane.head_dim ? head_dim : side.plane.head_dim;
+  cudaError_t error = cudaSuccess;
+  const EncodeSide &keys = params.sides[0], &values = params.sides[1];
+  if (keys.rows != nullptr && values.rows != nullptr && route_of(keys) == route_of(values)) {
+    error = run_route(params, route_of(keys), stream);
+  } else {
+    for (int side = 0; side < 2 && error == cudaSuccess; ++side) {
+      if (params.sides[side].rows == nullptr) continue;
+      EncodeParams one = params;
+      one.sides[1 - side].rows = nullptr;
+      error = run_route(one, route_of(params.sides[side]), stream);
+    }
   }
-  if (head_dim == 0) return {};
-  const int max_dim = head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
-  for (const EncodeSide& side : params.sides) {
-    if (side.rows == nullptr) continue;
-    is_whole = is_whole && side.plane.head_dim == max_dim && side.plane.group_size == max_dim;
-  }
-  const cudaError_t error = max_dim == 64    ? launch<64>(params, is_whole, stream)
-                            : max_dim == 128 ? launch<128>(params, is_whole, stream)
-                                             : launch<256>(params, is_whole, stream);
   if (error == cudaSuccess) return {};
   return Status::failure(
       Status::Code::kCudaError, "encode: %s (%lld tokens, %d heads of %d, %d/%d bits)",
       cudaGetErrorString(error), static_cast<long long>(params.num_tokens), params.num_kv_heads,
-      head_dim, params.sides[0].plane.bits, params.sides[1].plane.bits);
+      keys.plane.head_dim, params.sides[0].plane.bits, params.sides[1].plane.bits);
 }
 
 }  // namespace oscar::cuda

@@ -41,4 +41,28 @@ __device__ __forceinline__ uint32_t max_bf16x2(uint32_t a, uint32_t b) {
 __device__ __forceinline__ float low_bf16(uint32_t x) { return __uint_as_float(x << 16); }
 __device__ __forceinline__ float high_bf16(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
 
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.f32 %0,%1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 1.0 in each half where a ≤ b, else 0.
+__device__ __forceinline__ uint32_t at_most_f16x2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("set.le.f16x2.f16x2 %0,%1,%2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+__device__ __forceinline__ float float_from_f16(uint32_t half) {
+  float y;
+  asm("cvt.f32.f16 %0,%1;" : "=f"(y) : "h"(static_cast<uint16_t>(half)));
+  return y;
+}
+__device__ __forceinline__ uint32_t f16_from_float(float x) {
+  uint16_t half;
+  asm("cvt.rn.f16.f32 %0,%1;" : "=h"(half) : "f"(x));
+  return half;
+}
+
 }  // namespace oscar::cuda::ptx
