@@ -1,4 +1,8 @@
-"""Writes the table of README.md from bench/results/demo.json, what `scripts/demo --json` wrote.
+"""Writes the measured tables of README.md from the JSON files in bench/results.
+
+A section lies between the comments `<!-- NAME:begin … -->` and `<!-- NAME:end -->`:
+  demo      demo.json, what `scripts/demo --json` wrote
+  quality   DATE-eval-kl-MODEL-4k.json, what `oscar eval kl --json` wrote; the last date of each
 
 Usage: update_readme.py            rewrites README.md
        update_readme.py --check    exits 1 when README.md and the figures disagree
@@ -7,17 +11,47 @@ Usage: update_readme.py            rewrites README.md
 import json
 import pathlib
 import sys
+from collections.abc import Callable
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-BEGIN, END = "<!-- demo:begin", "<!-- demo:end -->"
+RESULTS = REPOSITORY / "bench" / "results"
 MAX_ANSWER = 60  # characters shown
+
+QUALITY_MODELS = {
+    "smollm2-135m": "SmolLM2-135M",
+    "qwen2.5-coder-0.5b": "Qwen2.5-Coder-0.5B",
+    "qwen2.5-coder-1.5b": "Qwen2.5-Coder-1.5B",
+    "gemma-3-270m": "Gemma-3-270M",
+}
+QUALITY_ROWS = {
+    "f16": "`f16`: perplexity",
+    "f16:fa-off": "`f16`, flash attention off: the floor",
+    "quarot": "`quarot`",
+    "oscar": "`oscar`",
+    "oscar-plus": "`oscar-plus`",
+    "oscar-plus:k3v2": "`oscar-plus:k3v2`",
+    "quarot:k4v4": "`quarot:k4v4`, for comparison",
+    "oscar:no-hadamard": "`oscar:no-hadamard`",
+    "oscar:sink=0,recent=0": "`oscar:sink=0,recent=0`",
+}
 
 
 def size(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:.1f} MiB"
 
 
-def table(report: dict) -> str:
+def read(path: pathlib.Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def kv_name(result: dict) -> str:
+    """The method in place of the artefact's file, with its options."""
+    options = result["kv"].rpartition(".safetensors")[2] if ".safetensors" in result["kv"] else ""
+    return result["method"] + options if ".safetensors" in result["kv"] else result["kv"]
+
+
+def demo() -> str:
+    report = read(RESULTS / "demo.json")
     exact = next(row for row in report["results"] if row["kv"] == "f16")
     lines = [
         "| KV cache | answer | bits | KV memory | prefill tok/s | decode tok/s | perplexity | KL |",
@@ -53,21 +87,58 @@ def table(report: dict) -> str:
     return "\n".join(lines)
 
 
+def small(value: float) -> str:
+    return f"{value:.4f}" if value < 0.1 else f"{value:.2f}"
+
+
+def quality() -> str:
+    """KL of every KV cache on every model that was measured."""
+    cells: dict[str, dict[str, str]] = {name: {} for name in QUALITY_ROWS}
+    sources = []
+    for model in QUALITY_MODELS:
+        path = max(RESULTS.glob(f"*-eval-kl-{model}-4k.json"))
+        sources.append(path.name)
+        for result in read(path)["results"]:
+            name, perplexity = kv_name(result), f"{result['ppl']:.2f}"
+            if result["ppl"] >= 100:
+                perplexity = f"{result['ppl']:.0f}"
+            text = perplexity
+            if name != "f16":
+                kl = result["kl"]
+                text = f"{small(kl['mean'])} ({small(kl['trimmed10'])}) · {perplexity}"
+            if name in cells:
+                cells[name][model] = text
+    lines = [
+        "| KV cache | " + " | ".join(QUALITY_MODELS.values()) + " |",
+        "| --- |" + " --- |" * len(QUALITY_MODELS),
+    ]
+    for name, label in QUALITY_ROWS.items():
+        row = [cells[name].get(model, "") for model in QUALITY_MODELS]
+        lines.append(f"| {label} | " + " | ".join(row) + " |")
+    lines += ["", "From `bench/results/`: " + ", ".join(f"`{name}`" for name in sources) + "."]
+    return "\n".join(lines)
+
+
+SECTIONS: dict[str, Callable[[], str]] = {"demo": demo, "quality": quality}
+
+
+def rewritten(text: str) -> str:
+    for name, section in SECTIONS.items():
+        begin = text.index("\n", text.index(f"<!-- {name}:begin")) + 1
+        end = text.index(f"<!-- {name}:end -->")
+        text = text[:begin] + section() + "\n" + text[end:]
+    return text
+
+
 def main() -> int:
     readme = REPOSITORY / "README.md"
-    results = REPOSITORY / "bench" / "results" / "demo.json"
     text = readme.read_text(encoding="utf-8")
-    begin = text.index("\n", text.index(BEGIN)) + 1
-    new = text[:begin]
-    if results.is_file():
-        new += table(json.loads(results.read_text(encoding="utf-8"))) + "\n"
-    new += text[text.index(END) :]
-    if "--check" in sys.argv[1:]:
-        if new != text:
-            print("README.md and bench/results/demo.json disagree; run scripts/update_readme.py")
-            return 1
-    else:
+    new = rewritten(text)
+    if "--check" not in sys.argv[1:]:
         readme.write_text(new, encoding="utf-8")
+    elif new != text:
+        print("README.md and bench/results disagree; run scripts/update_readme.py")
+        return 1
     return 0
 
 
