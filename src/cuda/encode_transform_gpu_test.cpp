@@ -207,8 +207,8 @@ class Case {
       planes.push_back(truth.data() + slot / kPageTokens * plane_layout.plane_bytes());
       places.push_back(static_cast<std::int32_t>(slot % kPageTokens));
     }
-    cpu.encode_rows(
-        {rotated.data(), planes.data(), places.data(), spec_.num_tokens, n, plane_layout, clip(side)});
+    cpu.encode_rows({rotated.data(), planes.data(), places.data(), spec_.num_tokens, n,
+                     plane_layout, clip(side)});
     std::vector<std::uint8_t> expected(std::size_t(plane_layout.plane_bytes()));
     std::int64_t page_now = -1;
     for (std::size_t t = 0; t < tokens; ++t) {
@@ -219,15 +219,14 @@ class Case {
                         truth.data() + page * plane_layout.plane_bytes(), expected.data());
         page_now = page;
       }
-      const std::uint8_t* actual = bytes.data() +
-                                   (page * spec_.num_kv_heads + head) * run_bytes_ +
+      const std::uint8_t* actual = bytes.data() + (page * spec_.num_kv_heads + head) * run_bytes_ +
                                    (side == 0 ? 0 : layout(0).plane_bytes());
       double squares = 0;
       for (std::size_t d = 0; d < dim; ++d) squares += double(raw[t * dim + d]) * raw[t * dim + d];
       const double deviation = std::sqrt(squares / double(dim));
       for (int d = 0; d < n; ++d) {
-        const int gap = std::abs(code_at(plane, actual, token, d) -
-                                 code_at(plane, expected.data(), token, d));
+        const int gap =
+            std::abs(code_at(plane, actual, token, d) - code_at(plane, expected.data(), token, d));
         ++difference.codes;
         difference.differ += gap != 0;
         difference.largest = std::max(difference.largest, gap);

@@ -44,14 +44,14 @@ cudaError_t run_ordered(const EncodeParams& params, cudaStream_t stream) {
 
 // What tells the kernel of a side: sides that agree share a launch.
 struct Route {
-  bool is_fragments, has_image;
+  bool is_fragments;
+  encode::Source source;
   int head_dim;
   bool operator==(const Route&) const = default;
 };
 Route route_of(const EncodeSide& side) {
-  const bool is_fragments = encode::serves(side);
-  return {is_fragments, is_fragments && side.transform_image != nullptr,
-          is_fragments ? side.plane.head_dim : 0};
+  if (!encode::serves(side)) return {false, encode::Source::kRotated, 0};
+  return {true, encode::source_of(side), side.plane.head_dim};
 }
 
 cudaError_t run_route(const EncodeParams& params, const Route& route, cudaStream_t stream) {
@@ -61,7 +61,7 @@ cudaError_t run_route(const EncodeParams& params, const Route& route, cudaStream
   if (error != cudaSuccess) return error;
   error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
   if (error != cudaSuccess) return error;
-  return encode::run_fragments(params, route.head_dim, route.has_image, num_sms, stream);
+  return encode::run_fragments(params, route.head_dim, route.source, num_sms, stream);
 }
 
 std::string check_side(const EncodeParams& params, const EncodeSide& side, const char* name) {

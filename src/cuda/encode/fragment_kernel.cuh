@@ -5,169 +5,17 @@
 // by the identity, which only moves (and widens) them.
 #pragma once
 
-#include <type_traits>
-
-#include "cuda/encode/kernel.cuh"
+#include "cuda/encode/fragment_rows.cuh"
+#include "cuda/encode/fragments.h"
 #include "cuda/encode/row_store.cuh"
-#include "cuda/encode/transform_image.h"
 
 namespace oscar::cuda::encode {
 
-inline constexpr int kFragmentWarps = 4, kFragmentThreads = 32 * kFragmentWarps;
-// Blocks of a multiprocessor: 128 registers a thread, 168 with the transform.
-inline constexpr int fragment_blocks(bool has_transform) { return has_transform ? 3 : 4; }
+// Threads of a block, one block a multiprocessor: 168 registers a thread, 255 with the mean; a
+// transform's image lies in shared memory once.
+template <Source kSource>
+inline constexpr int kFragmentThreads = kSource == Source::kLessMean ? 256 : 384;
 inline constexpr int kFewTokens = 8, kFewWarps = 4;  // of a block of the decode step's kernel
-
-// kHalves: 1 for rows g, 2 for rows g and g + 8 of a matrix tile.
-template <int kTiles, int kHalves>
-using RowFragments = float[kTiles][2 * kHalves];
-
-// A lane's raw values: 8 neighbouring channels of each 32, of rows g (and g + 8).
-template <int kHeadDim, int kHalves>
-struct RawRows {
-  uint4 words[kHalves][kHeadDim / 32];
-
-  __device__ __forceinline__ void load(const TileJob& job, const int (&tokens)[kHalves]) {
-#pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-      const bf16_t* row = job.side.rows + std::int64_t{tokens[h]} * job.side.token_stride +
-                          job.head * job.side.head_stride + (threadIdx.x & 3) * 8;
-#pragma unroll
-      for (int j = 0; j < kHeadDim / 32; ++j) {
-        words[h][j] = tokens[h] < 0 ? uint4{0, 0, 0, 0}
-                                    : __ldcs(reinterpret_cast<const uint4*>(row + 32 * j));
-      }
-    }
-  }
-};
-
-// Operand A of k step 2j + i.
-template <int kHalves>
-__device__ __forceinline__ uint4 operand_of(const uint4 (&w)[kHalves], int i) {
-  const uint4 &a = w[0], &b = w[kHalves - 1];
-  return i ? uint4{a.z, kHalves == 2 ? b.z : 0, a.w, kHalves == 2 ? b.w : 0}
-           : uint4{a.x, kHalves == 2 ? b.x : 0, a.y, kHalves == 2 ? b.y : 0};
-}
-
-// v[n] += a·b, or = a·b.
-template <bool kFirst, int kTiles, int kHalves>
-__device__ __forceinline__ void multiply(RowFragments<kTiles, kHalves>& v, int n, uint4 a,
-                                         uint32_t b0, uint32_t b1) {
-  float c[4] = {0, 0, 0, 0};
-  if constexpr (!kFirst) {
-#pragma unroll
-    for (int k = 0; k < 2 * kHalves; ++k) c[k] = v[n][k];
-  }
-  ptx::mma_bf16(c, a, b0, b1);
-#pragma unroll
-  for (int k = 0; k < 2 * kHalves; ++k) v[n][k] = c[k];
-}
-
-// Rows as they are.
-template <int kHeadDim, int kHalves>
-__device__ __forceinline__ void widen_rows(RowFragments<kHeadDim / 8, kHalves>& v,
-                                           const RawRows<kHeadDim, kHalves>& raw) {
-  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  const auto add = [&](auto first, int i) {
-    // Channel 8·quarter + 4i + 2r + {0, 1} is column g of its tile.
-    const int in_step = g - 4 * i;
-    const uint32_t one = in_step & 1 ? 0x3f800000u : 0x3f80u;
-    const uint32_t b0 = in_step >> 1 == 0 ? one : 0u, b1 = in_step >> 1 == 1 ? one : 0u;
-#pragma unroll
-    for (int j = 0; j < kHeadDim / 32; ++j) {
-      const uint4 words[2] = {raw.words[0][j], raw.words[kHalves - 1][j]};
-      uint4 a = operand_of<2>(words, i);
-      if (kHalves == 1) a.y = a.w = 0;
-#pragma unroll
-      for (int quarter = 0; quarter < 4; ++quarter) {
-        multiply<first(), kHeadDim / 8, kHalves>(v, 4 * j + quarter, a, t == quarter ? b0 : 0u,
-                                                 t == quarter ? b1 : 0u);
-      }
-    }
-  };
-  add(std::true_type{}, 0);
-  add(std::false_type{}, 1);
-}
-
-// Eight channels less the mean, as BF16 and what BF16 leaves of them.
-struct SplitWords {
-  uint4 high, low;
-};
-__device__ __forceinline__ SplitWords subtract_mean(const TileJob& job, std::int64_t token,
-                                                    uint4 raw, int channel) {
-  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-  uint32_t high[4], low[4];
-#pragma unroll
-  for (int w = 0; w < 4; ++w) {
-    float x[2] = {ptx::low_bf16(words[w]), ptx::high_bf16(words[w])};
-    if (token >= 0) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        x[i] = __fsub_rn(x[i], mean_at(job, token, channel + 2 * w + i));
-      }
-    }
-    high[w] = ptx::pack_bf16(x[0], x[1]);
-    low[w] = ptx::pack_bf16(x[0] - ptx::low_bf16(high[w]), x[1] - ptx::high_bf16(high[w]));
-  }
-  return {{high[0], high[1], high[2], high[3]}, {low[0], low[1], low[2], low[3]}};
-}
-
-// Rows times the matrix of `image` (its parts in shared or global memory), for column tiles [begin,
-// begin + kCount).
-template <int kHeadDim, int kHalves, int kCount>
-__device__ __forceinline__ void transform_fragments(RowFragments<kCount, kHalves>& v,
-                                                    const RawRows<kHeadDim, kHalves>& raw,
-                                                    const TileJob& job,
-                                                    const int (&tokens)[kHalves],
-                                                    bool has_mean, const uint4* parts,
-                                                    int num_parts, float unit, int begin) {
-  constexpr int kPairs = kHeadDim / 16;
-  const int lane = threadIdx.x & 31;
-#pragma unroll
-  for (int j = 0; j < kHeadDim / 32; ++j) {
-    uint4 rows[kHalves], rest[kHalves];
-#pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-      rows[h] = raw.words[h][j];
-      if (!has_mean) continue;
-      const SplitWords split = subtract_mean(job, tokens[h], rows[h], 32 * j + 8 * (lane & 3));
-      rows[h] = split.high;
-      rest[h] = split.low;
-    }
-    const auto add = [&](auto first, const uint4(&words)[kHalves], int part) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint4 a = operand_of<kHalves>(words, i);
-        const uint4* b = parts + ((part * (kHeadDim / 16) + 2 * j + i) * kPairs + begin / 2) * 32;
-#pragma unroll
-        for (int pair = 0; pair < kCount / 2; ++pair) {
-          const uint4 x = b[pair * 32 + lane];
-          if (first() && i == 0) {
-            multiply<true, kCount, kHalves>(v, 2 * pair, a, x.x, x.y);
-            multiply<true, kCount, kHalves>(v, 2 * pair + 1, a, x.z, x.w);
-          } else {
-            multiply<false, kCount, kHalves>(v, 2 * pair, a, x.x, x.y);
-            multiply<false, kCount, kHalves>(v, 2 * pair + 1, a, x.z, x.w);
-          }
-        }
-      }
-    };
-    if (j == 0) {
-      add(std::true_type{}, rows, 0);
-    } else {
-      add(std::false_type{}, rows, 0);
-    }
-    if (num_parts == 2) add(std::false_type{}, rows, 1);
-    if (has_mean) add(std::false_type{}, rest, 0);
-  }
-  if (unit != 1.0f) {
-#pragma unroll
-    for (int n = 0; n < kCount; ++n) {
-#pragma unroll
-      for (int k = 0; k < 2 * kHalves; ++k) v[n][k] *= unit;
-    }
-  }
-}
 
 template <int kHalves>
 __device__ __forceinline__ void copy_slots_of(const EncodeParams& params,
@@ -193,9 +41,9 @@ __device__ __forceinline__ void copy_rows(const RowFragments<kHeadDim / 8, kHalv
     const auto rows_per_block = static_cast<uint32_t>(p.rows_per_block);
     const std::int64_t block = slot / rows_per_block, row = slot % rows_per_block;
     const std::int64_t plane = (block * p.num_kv_heads + job.head) * 2 + job.side_index;
-    uint32_t* out = reinterpret_cast<uint32_t*>(p.copies +
-                                                (plane * p.rows_per_block + row) * kHeadDim) +
-                    (threadIdx.x & 3);
+    uint32_t* out =
+        reinterpret_cast<uint32_t*>(p.copies + (plane * p.rows_per_block + row) * kHeadDim) +
+        (threadIdx.x & 3);
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; ++n) {
       const float x = v[n][2 * h], y = v[n][2 * h + 1];
@@ -230,11 +78,12 @@ __device__ __forceinline__ RowRules rules_of(const TileJob& job) {
           plane.affine, job.side.scale_fit, job.side.clip_ratio[job.head]};
 }
 
-// Codes, scales and flags of rows that are in fragments; v is used up.
-template <int kHeadDim, int kHalves>
-__device__ __forceinline__ void encode_fragments(RowFragments<kHeadDim / 8, kHalves>& v,
-                                                 const TileJob& job, const RowRules& rules,
-                                                 const RankGuess& guess,
+// Codes, scales and flags of rows that are in fragments. spare: with two halves, shared memory of
+// 16 bytes for each pair of column tiles and thread.
+template <int kHeadDim, int kHalves, int kThreads>
+__device__ __forceinline__ void encode_fragments(const RowFragments<kHeadDim / 8, kHalves>& v,
+                                                 float4* spare, const TileJob& job,
+                                                 const RowRules& rules, const RankGuess& guess,
                                                  const int (&tokens)[kHalves]) {
   constexpr int kTiles = kHeadDim / 8;
   RowBytes rows[kHalves] = {};
@@ -245,33 +94,43 @@ __device__ __forceinline__ void encode_fragments(RowFragments<kHeadDim / 8, kHal
     const int token = tokens[h % kHalves];
     is_live[h] = token >= 0 && job.params.slots[token] >= 0;
   }
-  // One copy of the code serves both halves (it would not fit the instruction cache twice): the
-  // second half's values move to where the first's were.
+  // One copy of the code serves both halves (twice it would not fit the instruction cache); the
+  // second half waits in shared memory, as registers are scarce.
+  RowFragment<kTiles> half;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    half[n][0] = v[n][0];
+    half[n][1] = v[n][1];
+  }
+  if constexpr (kHalves == 2) {
+#pragma unroll
+    for (int n = 0; n < kTiles; n += 2) {
+      spare[n / 2 * kThreads + threadIdx.x] = {v[n][2], v[n][3], v[n + 1][2], v[n + 1][3]};
+    }
+  }
 #pragma unroll 1
   for (int h = 0; h < kHalves; ++h) {
-    RowFragment<kTiles> half;
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      half[n][0] = v[n][0];
-      half[n][1] = v[n][1];
-    }
     CodeFragment<kTiles> codes;
     uint32_t stored = 0;
     if (!encode_rows<kTiles>(half, rules, guess, is_live[0], codes, stored) &&
         job.params.non_finite != nullptr) {
       *job.params.non_finite = 1;
     }
+    const RowBytes bytes = pack_row<kHeadDim>(codes, job.side_index, rules.bits);
     if constexpr (kHalves == 2) {
       rows[0] = rows[1];
       scale_zero[0] = scale_zero[1];
       is_live[0] = is_live[1];
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n) {
-        v[n][0] = v[n][2];
-        v[n][1] = v[n][3];
+      for (int n = 0; n < kTiles; n += 2) {
+        const float4 x = spare[n / 2 * kThreads + threadIdx.x];
+        half[n][0] = x.x;
+        half[n][1] = x.y;
+        half[n + 1][0] = x.z;
+        half[n + 1][1] = x.w;
       }
     }
-    rows[kHalves - 1] = pack_row<kHeadDim>(codes, job.side_index, rules.bits);
+    rows[kHalves - 1] = bytes;
     scale_zero[kHalves - 1] = stored;
   }
   // Looked up again: registers are scarce above.
@@ -291,10 +150,15 @@ __device__ __forceinline__ bool any_copy(const std::int64_t (&slots)[kHalves]) {
   return __any_sync(~0u, slots[0] >= 0 || slots[kHalves - 1] >= 0);
 }
 
+// Bytes of shared memory for raw rows, and as many for their leftovers or second halves; the image
+// follows.
+template <int kHeadDim, Source kSource>
+inline constexpr int kRowBytes = kHeadDim / 16 * kFragmentThreads<kSource> * 16;
+
 // Many tokens: a warp takes sixteen rows at a time; tiles begin at the first token's slab, so that
 // consecutive slots fill whole slabs. grid: (blocks, heads, sides).
-template <int kHeadDim, bool kTransform>
-__global__ void __launch_bounds__(kFragmentThreads, fragment_blocks(kTransform))
+template <int kHeadDim, Source kSource>
+__global__ void __launch_bounds__(kFragmentThreads<kSource>, 1)
     encode_fragments_kernel(const __grid_constant__ EncodeParams params) {
   extern __shared__ __align__(16) std::uint8_t shared[];
   constexpr int kTiles = kHeadDim / 8;
@@ -302,16 +166,21 @@ __global__ void __launch_bounds__(kFragmentThreads, fragment_blocks(kTransform))
   const TileJob job{params, params.sides[side_index], static_cast<int>(blockIdx.y), side_index, 0,
                     0};
   if (job.side.rows == nullptr) return;
-  const uint4* parts = reinterpret_cast<const uint4*>(shared);
+  constexpr int kThreads = kFragmentThreads<kSource>, kWarps = kThreads / 32;
+  constexpr int kBytes = kRowBytes<kHeadDim, kSource>;
+  float4* spare = reinterpret_cast<float4*>(shared + kBytes);
+  uint4* parts = reinterpret_cast<uint4*>(shared + 2 * kBytes);
+  const uint32_t first_piece = ptx::shared_address(shared) + 16 * threadIdx.x;
+  const StagedRows<kHeadDim, kThreads> raw{first_piece, first_piece + kBytes};
   TransformHead head{1.0f, 1, {}};
-  if constexpr (kTransform) {
+  if constexpr (kSource != Source::kRotated) {
     const std::uint8_t* image = static_cast<const std::uint8_t*>(job.side.transform_image) +
                                 job.head * transform_head_bytes(kHeadDim);
     head = *reinterpret_cast<const TransformHead*>(image);
     const int count = head.num_parts * static_cast<int>(transform_part_bytes(kHeadDim) / 16);
     const uint4* source = reinterpret_cast<const uint4*>(image + sizeof(TransformHead));
-    for (int i = threadIdx.x; i < count; i += kFragmentThreads) {
-      reinterpret_cast<uint4*>(shared)[i] = source[i];
+    for (int i = threadIdx.x; i < count; i += kThreads) {
+      parts[i] = source[i];
     }
     __syncthreads();
   }
@@ -322,43 +191,48 @@ __global__ void __launch_bounds__(kFragmentThreads, fragment_blocks(kTransform))
   const int num_tokens = static_cast<int>(params.num_tokens);
   const int num_tiles = (num_tokens + shift + kSlab - 1) / kSlab;
   const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2;
-#pragma unroll 1
-  for (int tile = blockIdx.x * kFragmentWarps + warp; tile < num_tiles;
-       tile += gridDim.x * kFragmentWarps) {
-    int tokens[2];
+  const auto tokens_of = [&](int tile, int(&tokens)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       tokens[h] = tile * kSlab - shift + 8 * h + g;
       if (tokens[h] >= num_tokens) tokens[h] = -1;  // before the first: negative already
     }
-    RawRows<kHeadDim, 2> raw;
-    raw.load(job, tokens);
+  };
+  const int step = gridDim.x * kWarps;
+  int tile = blockIdx.x * kWarps + warp;
+  int tokens[2];
+  tokens_of(tile, tokens);
+  if (tile < num_tiles) raw.fetch(job, tokens);
+#pragma unroll 1
+  for (; tile < num_tiles; tile += step) {
+    tokens_of(tile, tokens);
     std::int64_t copies[2];
     copy_slots_of<2>(params, tokens, copies);
     const bool has_copies = any_copy<2>(copies);
+    ptx::copy_async_wait();
     RowFragments<kTiles, 2> v;
-    if constexpr (kTransform) {
-      const bool has_mean = job.side.mean != nullptr;
-      if (has_copies && has_mean) {
-        // A copy holds the row itself.
-        transform_fragments<kHeadDim, 2, kTiles>(v, raw, job, tokens, false, parts, head.num_parts,
-                                                 head.unit, 0);
-        copy_rows<kHeadDim, 2>(v, job, copies);
-      }
-      transform_fragments<kHeadDim, 2, kTiles>(v, raw, job, tokens, has_mean, parts,
-                                               head.num_parts, head.unit, 0);
-      if (has_copies && !has_mean) copy_rows<kHeadDim, 2>(v, job, copies);
-    } else {
+    if constexpr (kSource == Source::kRotated) {
       widen_rows<kHeadDim, 2>(v, raw);
-      if (has_copies) copy_rows<kHeadDim, 2>(v, job, copies);
     }
-    encode_fragments<kHeadDim, 2>(v, job, rules, guess, tokens);
+    if (kSource == Source::kTransform || (kSource == Source::kLessMean && has_copies)) {
+      transform_fragments<kHeadDim, 2, kTiles, false>(v, raw, parts, head.num_parts, head.unit, 0);
+    }
+    if (has_copies) copy_rows<kHeadDim, 2>(v, job, copies);  // a copy holds the mean
+    if constexpr (kSource == Source::kLessMean) {
+      raw.subtract(job, tokens);
+      transform_fragments<kHeadDim, 2, kTiles, true>(v, raw, parts, head.num_parts, head.unit, 0);
+    }
+    // The next rows come while these are encoded.
+    int next[2];
+    tokens_of(tile + step, next);
+    if (tile + step < num_tiles) raw.fetch(job, next);
+    encode_fragments<kHeadDim, 2, kThreads>(v, spare, job, rules, guess, tokens);
   }
 }
 
 // Few tokens: a block takes eight rows, its warps share the columns of the transform. grid: (tokens
 // / 8, heads, sides).
-template <int kHeadDim, bool kTransform>
+template <int kHeadDim, Source kSource>
 __global__ void __launch_bounds__(32 * kFewWarps)
     encode_few_kernel(const __grid_constant__ EncodeParams params) {
   constexpr int kTiles = kHeadDim / 8, kCount = kTiles / kFewWarps, kStride = kHeadDim + 8;
@@ -367,11 +241,12 @@ __global__ void __launch_bounds__(32 * kFewWarps)
   const int g = lane >> 2, t = lane & 3;
   const TileJob job{params, params.sides[side_index], static_cast<int>(blockIdx.y), side_index, 0,
                     0};
+  constexpr bool kTransform = kSource != Source::kRotated, kMean = kSource == Source::kLessMean;
   if (job.side.rows == nullptr || (!kTransform && warp != 0)) return;
   int tokens[1] = {static_cast<int>(blockIdx.x) * kFewTokens + g};
   if (tokens[0] >= params.num_tokens) tokens[0] = -1;
-  RawRows<kHeadDim, 1> raw;
-  raw.load(job, tokens);
+  RawRow<kHeadDim> raw;
+  raw.load(job, tokens[0]);
   std::int64_t copies[1];
   copy_slots_of<1>(params, tokens, copies);
   const bool has_copies = any_copy<1>(copies);
@@ -383,16 +258,24 @@ __global__ void __launch_bounds__(32 * kFewWarps)
                                 job.head * transform_head_bytes(kHeadDim);
     const TransformHead head = *reinterpret_cast<const TransformHead*>(image);
     const uint4* parts = reinterpret_cast<const uint4*>(image + sizeof(TransformHead));
-    const bool has_mean = job.side.mean != nullptr;
-    for (int pass = has_copies && has_mean ? 1 : 0; pass >= 0; --pass) {
-      RowFragments<kCount, 1> mine;
-      transform_fragments<kHeadDim, 1, kCount>(mine, raw, job, tokens, has_mean && pass == 0, parts,
-                                               head.num_parts, head.unit, warp * kCount);
+    const auto keep = [&](const RowFragments<kCount, 1>& mine, int which) {
 #pragma unroll
       for (int n = 0; n < kCount; ++n) {
-        *reinterpret_cast<float2*>(&rotated[pass][g][8 * (warp * kCount + n) + 2 * t]) = {
+        *reinterpret_cast<float2*>(&rotated[which][g][8 * (warp * kCount + n) + 2 * t]) = {
             mine[n][0], mine[n][1]};
       }
+    };
+    RowFragments<kCount, 1> mine;
+    if (!kMean || has_copies) {
+      transform_fragments<kHeadDim, 1, kCount, false>(mine, raw, parts, head.num_parts, head.unit,
+                                                      warp * kCount);
+      keep(mine, kMean ? 1 : 0);
+    }
+    if constexpr (kMean) {
+      raw.subtract(job, tokens[0]);
+      transform_fragments<kHeadDim, 1, kCount, true>(mine, raw, parts, head.num_parts, head.unit,
+                                                     warp * kCount);
+      keep(mine, 0);
     }
     __syncthreads();
     const auto gather = [&](int pass) {
@@ -404,7 +287,7 @@ __global__ void __launch_bounds__(32 * kFewWarps)
       }
     };
     if (warp == 1 && has_copies) {
-      gather(has_mean ? 1 : 0);
+      gather(kMean ? 1 : 0);
       copy_rows<kHeadDim, 1>(v, job, copies);
     }
     if (warp != 0) return;
@@ -413,7 +296,7 @@ __global__ void __launch_bounds__(32 * kFewWarps)
     widen_rows<kHeadDim, 1>(v, raw);
     if (has_copies) copy_rows<kHeadDim, 1>(v, job, copies);
   }
-  encode_fragments<kHeadDim, 1>(v, job, rules, guess, tokens);
+  encode_fragments<kHeadDim, 1, 32 * kFewWarps>(v, nullptr, job, rules, guess, tokens);
 }
 
 }  // namespace oscar::cuda::encode

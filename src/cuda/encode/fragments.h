@@ -7,10 +7,18 @@
 
 namespace oscar::cuda::encode {
 
-bool serves(const EncodeSide& side) noexcept;
+// Where the fragments of a side's rows come from.
+enum class Source {
+  kRotated,    // rows are rotated already
+  kTransform,  // rows times the image
+  kLessMean,   // rows less the mean, times the image
+};
 
-// Sides without rows are left out; the others have the head size and agree on having an image.
-cudaError_t run_fragments(const EncodeParams& params, int head_dim, bool has_transform, int num_sms,
+bool serves(const EncodeSide& side) noexcept;
+Source source_of(const EncodeSide& side) noexcept;  // of a side that is served
+
+// Sides without rows are left out; the others have the head size and the source.
+cudaError_t run_fragments(const EncodeParams& params, int head_dim, Source source, int num_sms,
                           cudaStream_t stream);
 
 }  // namespace oscar::cuda::encode

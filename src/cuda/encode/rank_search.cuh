@@ -38,9 +38,9 @@ struct RankGuess {
 template <int kTiles>
 struct RankSearch {
   uint32_t keys[kTiles];
-  float sum;                     // of a row's keys; not finite when a value is not, or is beyond float16
-  int low, high;                 // keys: count(≤ low) < rank ≤ count(≤ high)
-  float count_low, count_high;   // those counts
+  float sum;  // of a row's keys; not finite when a value is not, or is beyond float16
+  // Keys and counts, whole numbers: count(≤ low) < rank ≤ count(≤ high).
+  float low, high, count_low, count_high;
 
   __device__ __forceinline__ void load(const RowFragment<kTiles>& v) {
 #pragma unroll
@@ -59,7 +59,7 @@ struct RankSearch {
     count_low = 0;
     count_high = 8 * kTiles;
     const float place = fminf(sum * (guess.place / (8 * kTiles)), 60000.0f);
-    int middle = static_cast<int>(ptx::f16_from_float(place));
+    float middle = static_cast<float>(ptx::f16_from_float(place));
     float reach = guess.key_spacing;  // of a step while the bracket is open, further each time
 #pragma unroll 1
     for (int step = 1;; ++step) {
@@ -69,18 +69,18 @@ struct RankSearch {
       count_high = is_high ? count : count_high;
       low = is_high ? low : middle;
       count_low = is_high ? count_low : count;
-      const bool is_done =
-          count_high == rank || count_low == rank - 1 || high - low <= 1 || is_idle;
-      if (__all_sync(~0u, is_done)) break;
-      const bool is_open = low < 0 || high == kLargestKey;
-      const float span = static_cast<float>(high - low);
-      const float part = __fdividef(rank - 0.5f - count_low, count_high - count_low);
-      // Interpolates at first (a step more is rarely needed), then halves.
+      const float span = high - low;
+      const bool is_done = count_high == rank || count_low == rank - 1 || span <= 1 || is_idle;
+      if (step > 2 && __all_sync(~0u, is_done)) break;
+      // Interpolates at first (a step more is rarely needed), then halves; while one side is open,
+      // goes on by the spacing of a Gaussian row.
       const bool is_late = step > 4;
-      const int inside = low + static_cast<int>(span * (is_late ? 0.5f : part));
-      const int ahead = middle + static_cast<int>((rank - 0.5f - count) * reach);
-      middle = is_open && !is_late ? ahead : inside;
-      middle = max(low + 1, min(middle, high - 1));
+      const bool is_open = (low < 0 || high == kLargestKey) && !is_late;
+      const float part =
+          is_late ? 0.5f
+                  : (rank - 0.5f - count_low) * ptx::reciprocal_approx(count_high - count_low);
+      const float next = is_open ? fmaf(rank - 0.5f - count, reach, middle) : fmaf(span, part, low);
+      middle = fmaxf(low + 1, fminf(truncf(next), high - 1));
       reach *= 1.5f;
     }
   }
@@ -105,21 +105,30 @@ struct RankSearch {
   template <typename Get>
   static __device__ __forceinline__ float row_total(Get get) {
     constexpr int kUpper = kTiles / 2;
-    float c[2][4] = {};
+    float sums[kUpper / 2];
 #pragma unroll
     for (int n = 0; n < kUpper; n += 2) {
-      ptx::mma_f16(c[n / 2 % 2], {get(n), get(n + kUpper), get(n + 1), get(n + 1 + kUpper)},
-                   kOnesPair, kOnesPair);
+      float c[4] = {0, 0, 0, 0};
+      ptx::mma_f16(c, {get(n), get(n + kUpper), get(n + 1), get(n + 1 + kUpper)}, kOnesPair,
+                   kOnesPair);
+      sums[n / 2] = c[0] + c[2];
     }
-    return (c[0][0] + c[1][0]) + (c[0][2] + c[1][2]);
+    float total = sums[0] + sums[1];
+#pragma unroll
+    for (int i = 2; i < kUpper / 2; i += 2) total += sums[i] + sums[i + 1];
+    return total;
   }
-  __device__ __forceinline__ float count_at_most(int key) const {
-    const uint32_t pair = static_cast<uint32_t>(key) * 0x10001u;
+  // A whole number below 2^16 as an integer, without a conversion.
+  static __device__ __forceinline__ uint32_t whole(float key) {
+    return __float_as_uint(key + 8388608.0f) & 0xffffu;
+  }
+  __device__ __forceinline__ float count_at_most(float key) const {
+    const uint32_t pair = whole(key) * 0x10001u;
     return row_total([&](int n) { return ptx::at_most_f16x2(keys[n], pair); });
   }
 
   // Bits of the largest float whose key is at most `key` ≥ 0.
-  static __device__ __forceinline__ uint32_t upper_limit(int key) {
+  static __device__ __forceinline__ uint32_t upper_limit(uint32_t key) {
     const float middle = 0.5f * (ptx::float_from_f16(key) + ptx::float_from_f16(key + 1));
     return __float_as_uint(middle) - (key & 1);  // ties go to the even key
   }
@@ -128,7 +137,8 @@ struct RankSearch {
   // low. Twice the distance from the limit, modulo 2^32: beyond the limit it wraps to more than any
   // distance within, and the sign bit drops out.
   __device__ __forceinline__ uint32_t nearest(const RowFragment<kTiles>& v, bool from_below) const {
-    const uint32_t limit = from_below ? (low < 0 ? 0u : upper_limit(low) + 1) : upper_limit(high);
+    const uint32_t limit =
+        from_below ? (low < 0 ? 0u : upper_limit(whole(low)) + 1) : upper_limit(whole(high));
     const uint32_t slope = from_below ? 2u : ~1u;  // ±2
     const uint32_t offset = 0u - slope * limit;
     uint32_t best[2] = {~0u, ~0u};

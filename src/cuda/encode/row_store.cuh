@@ -12,7 +12,7 @@ template <int kHalves>
 struct RowPlaces {
   std::uint8_t* planes[kHalves];  // null: nowhere
   int tokens[kHalves];            // in the page
-  bool is_slab;  // the sixteen rows are the sixteen tokens of one slab, in order
+  bool is_slab;                   // the sixteen rows are the sixteen tokens of one slab, in order
 };
 
 // A lane's bytes of one row. Keys: words in the order of channels, then the third bits. Values: per
@@ -49,8 +49,8 @@ struct RowPacker {
           // Codes of two or four bits take their field whole.
           const uint32_t code = codes[tile * (kKeyChannels / 8) + n][e];
           const int shift = n % 2 * 16 + e * 8 + n / kStride * kStep;
-          bytes.words[tile * kKeyWords + n % kStride / 2] +=
-              (kBits == 3 ? code & kMask : code) << shift;
+          bytes.words[tile * kKeyWords + n % kStride / 2] += (kBits == 3 ? code & kMask : code)
+                                                             << shift;
         }
       }
     }
@@ -135,8 +135,7 @@ struct RowPacker {
 #pragma unroll
       for (int i = 0; i < 2 * kValueBytes; ++i) {
         const int e = i / kValueBytes, b = i % kValueBytes;
-        const int channel =
-            w / 2 * kValueChannels + 16 * kPerByte * b + 8 * (w % 2) + 2 * t + e;
+        const int channel = w / 2 * kValueChannels + 16 * kPerByte * b + 8 * (w % 2) + 2 * t + e;
         base[plane(Side::kValue).low(token, channel).byte] =
             static_cast<std::uint8_t>(bytes.words[w] >> (16 * e + 8 * b));
       }
@@ -150,8 +149,7 @@ struct RowPacker {
       uint32_t words[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        words[w] =
-            __byte_perm(ptx::transpose_8x8(rows[w / 2].words[2 * tile + w % 2]), 0, 0x3120);
+        words[w] = __byte_perm(ptx::transpose_8x8(rows[w / 2].words[2 * tile + w % 2]), 0, 0x3120);
       }
       if constexpr (kValueBytes == 1) {
         // One byte a token: a slab has half of each word.

@@ -40,6 +40,16 @@ __device__ __forceinline__ void store_shared_16(uint32_t address, uint4 v) {
                : "memory");
 }
 
+// 16 bytes of global memory to shared memory; bytes 0: zeros instead. Visible to this thread after
+// copy_async_wait.
+__device__ __forceinline__ void copy_async_16(uint32_t address, const void* from, uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(address), "l"(from), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void copy_async_wait() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 // Adds one with acquire and release at GPU scope: orders what this block wrote before what the
 // block that sees it reads.
 __device__ __forceinline__ int add_one_acq_rel(int* counter) {
