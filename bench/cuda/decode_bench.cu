@@ -1,7 +1,8 @@
 // Decode attention against the read ceiling: layers rotated past the L2, windows of 64 + 256 exact
 // tokens included.
 //
-//   oscar_cuda_decode_bench [--json FILE] [--commit TEXT] [--quick] [--shape Q_HEADS,BATCH,CONTEXT]
+//   oscar_cuda_decode_bench [--json FILE] [--commit TEXT] [--quick] [--shape Q_HEADS,BATCH,CONTEXT
+//   [--mean PAIRS]]
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -91,6 +92,7 @@ struct Bench {
   Codebook codebook;
   bool has_copies;
   int num_queries = 1;
+  int mean_pairs = 0;  // of the key mean; 0: none
 };
 
 void check_status(const cuda::Status& status) {
@@ -113,6 +115,8 @@ class Layers {
     attend_.has_copies = bench.has_copies;
     attend_.sink_tokens = bench.has_copies ? kSinks : 0;
     attend_.recent_tokens = bench.has_copies ? kRecent : 0;
+    attend_.has_mean = bench.mean_pairs > 0;
+    attend_.mean_pairs = bench.mean_pairs;
     plan_ = cuda::plan_attend(attend_, device);
 
     params_.key = cuda::device_plane(attend_.key, cuda::Side::kKey);
@@ -142,6 +146,27 @@ class Layers {
       std::vector<std::int32_t> blocks(static_cast<std::size_t>(s.batch));
       std::iota(blocks.begin(), blocks.end(), 0);
       blocks_ = DeviceBuffer<std::int32_t>(blocks);
+    }
+    if (bench.mean_pairs > 0) {
+      std::mt19937 random(3);
+      std::normal_distribution<float> normal(0.0f, 2.0f);
+      const int pairs = bench.mean_pairs;
+      std::vector<float> coefficients(rows * (2 * pairs + 1)), tile, start;
+      for (float& c : coefficients) c = normal(random);
+      for (int f = 0; f < cuda::kPageTokens * pairs; ++f) {
+        const double angle = std::pow(1e-6, f % pairs / double(pairs)) * (f / pairs);
+        tile.push_back(static_cast<float>(std::cos(angle)));
+        tile.push_back(static_cast<float>(std::sin(angle)));
+      }
+      for (std::int64_t f = 0; f < pages_per_seq * pairs; ++f) {
+        const double angle = std::pow(1e-6, double(f % pairs) / pairs) * double(f / pairs) * 64;
+        start.push_back(static_cast<float>(std::cos(angle)));
+        start.push_back(static_cast<float>(std::sin(angle)));
+      }
+      coefficients_ = DeviceBuffer<float>(coefficients);
+      tile_ = DeviceBuffer<float>(tile);
+      start_ = DeviceBuffer<float>(start);
+      params_.mean = {coefficients_.data(), tile_.data(), start_.data(), pairs};
     }
     workspace_ = DeviceBuffer<std::uint8_t>(plan_.workspace_bytes);
     check_status(cuda::prepare_attend(plan_, workspace_.data(), workspace_.size(), nullptr));
@@ -213,7 +238,7 @@ class Layers {
   DeviceBuffer<std::uint8_t> pages_, workspace_;
   DeviceBuffer<std::int32_t> table_, lengths_, blocks_;
   DeviceBuffer<bf16_t> q_, out_, copies_;
-  DeviceBuffer<float> lse_;
+  DeviceBuffer<float> lse_, coefficients_, tile_, start_;
 };
 
 void run_oscar(const Bench& bench, const cuda::DeviceInfo& device, bool with_error, bool bursts,
@@ -222,6 +247,7 @@ void run_oscar(const Bench& bench, const cuda::DeviceInfo& device, bool with_err
   std::string variant = cuda::kernel_name(layers.plan().kernel);
   variant += bench.codebook == Codebook::kAffine ? " affine" : " symmetric";
   if (bench.has_copies) variant += " window 64+256";
+  if (bench.mean_pairs > 0) variant += " mean " + std::to_string(bench.mean_pairs) + " pairs";
   const double error = with_error ? layers.error() : -1;
   for (const bool overlap : {false, true}) {
     if (overlap && bench.shape.batch > 8) continue;
@@ -256,6 +282,7 @@ int run(int argc, char** argv) {
   std::string json, commit = "unknown";
   bool quick = false;
   Shape only{0, 8, 128, 0, 0, 2, 2};
+  int only_pairs = 0;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--quick") == 0) quick = true;
     if (std::strcmp(argv[i], "--json") == 0 && i + 1 < argc) json = argv[++i];
@@ -264,12 +291,14 @@ int run(int argc, char** argv) {
         throw Error(ErrorCode::kInvalidArgument, "--shape wants Q_HEADS,BATCH,CONTEXT");
       }
     }
+    if (std::strcmp(argv[i], "--mean") == 0 && i + 1 < argc) only_pairs = std::atoi(argv[++i]);
     if (std::strcmp(argv[i], "--commit") == 0 && i + 1 < argc) commit = argv[++i];
   }
   const cuda::DeviceInfo device = cuda::device_info(0);
   Report report;
   if (only.batch > 0) {
-    run_oscar({only, Codebook::kAffine, true}, device, false, false, report);
+    only.mean_term = only_pairs > 0;
+    run_oscar({only, Codebook::kAffine, true, 1, only_pairs}, device, false, false, report);
     return 0;
   }
   for (const double megabytes : {17.3, 57.6, 410.0, 4000.0}) {
@@ -297,6 +326,12 @@ int run(int argc, char** argv) {
       for (const auto& [k_bits, v_bits] : {std::pair{3, 2}, std::pair{4, 2}, std::pair{4, 4}}) {
         run_oscar({{32, 8, 128, batch, context, k_bits, v_bits}, Codebook::kSymmetric, true},
                   device, batch == 1, false, report);
+      }
+    }
+    for (const auto& [batch, context] : {std::pair{8, 100000}, std::pair{32, 100000}}) {
+      for (const int pairs : {8, 16, 32}) {
+        run_oscar({{32, 8, 128, batch, context, 2, 2, true}, Codebook::kSymmetric, true, 1, pairs},
+                  device, batch == 8, false, report);
       }
     }
     run_oscar({{32, 8, 128, 1, 1000000, 2, 2}, Codebook::kAffine, true}, device, true, false,

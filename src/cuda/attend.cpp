@@ -22,7 +22,7 @@ AttendFunction function_of(const AttendPlan& plan) noexcept {
   if (plan.kernel == AttendKernel::kHopperDecode) {
     return sm90::decode_function(shape.key.head_dim, shape.key.quant.bits, shape.value.quant.bits,
                                  shape.key.quant.codebook == Codebook::kAffine,
-                                 plan.rows_per_block / 4, shape.num_seqs);
+                                 plan.rows_per_block / 4, shape.num_seqs, shape.has_mean);
   }
   return sm80::attend_function(shape.key.head_dim, plan.rows_per_block, shape.key.num_groups(),
                                shape.has_mean);

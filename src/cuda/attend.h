@@ -38,7 +38,7 @@ struct AttendFunction {
 };
 namespace sm90 {
 AttendFunction decode_function(int head_dim, int key_bits, int value_bits, bool affine,
-                               int head_tiles, int num_seqs) noexcept;
+                               int head_tiles, int num_seqs, bool has_mean) noexcept;
 }
 namespace sm80 {
 AttendFunction attend_function(int head_dim, int rows_per_block, int num_groups,

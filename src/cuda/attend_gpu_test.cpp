@@ -190,6 +190,34 @@ TEST_P(AttendGpu, MasksCapsAndSinks) {
   }
 }
 
+TEST_P(AttendGpu, KeyMean) {
+  unsigned seed = 400;
+  for (const int head_dim : {64, 128}) {
+    for (const int ratio : {1, 4, 8}) {
+      for (const int pairs : {0, 5, 16, 32}) {
+        // All pairs of a head of 128 are the generic kernel's.
+        const bool is_all = pairs == 0;
+        if (is_all && head_dim == 128 && GetParam() == AttendKernel::kHopperDecode) continue;
+        CaseSpec spec;
+        spec.head_dim = head_dim;
+        spec.num_q_heads = 2 * ratio;
+        spec.codebook = seed % 2 == 0 ? Codebook::kSymmetric : Codebook::kAffine;
+        spec.key_bits = seed % 3 == 0 ? 3 : 2;
+        spec.has_mean = true;
+        spec.mean_pairs = pairs;
+        spec.mean_spread = seed % 4 == 0 ? 40.0f : 2.0f;
+        spec.has_copies = seed % 2 == 0;
+        spec.sink_tokens = spec.has_copies ? 16 : 0;
+        spec.recent_tokens = spec.has_copies ? 64 : 0;
+        spec.num_queries = seed % 5 == 0 ? 3 : 1;
+        spec.lengths = {0, 3, 63, 64, 65, 700, 4000};
+        spec.seed = ++seed;
+        expect_right(spec);
+      }
+    }
+  }
+}
+
 TEST_P(AttendGpu, SharpAndScaledValues) {
   for (const float spread : {0.1f, 8.0f}) {
     for (const float value_scale : {1e-4f, 1.0f, 300.0f}) {
@@ -259,6 +287,62 @@ TEST_P(AttendGpu, SmallWeightsAreNotLost) {
   spec.query_spread = 6.0f;  // logits of a deviation of about 6: most tokens weigh below 1e-6
   expect_right(spec);
 }
+
+// Pages beyond 2^31 bytes of the pool.
+TEST_P(AttendGpu, ALargePool) {
+  CaseSpec spec;
+  spec.lengths = {300, 1000, 64};
+  RandomCase random_case(spec);
+  const Launch launch = prepare(random_case);
+  random_case.poison_results();
+  run(launch, random_case, nullptr);
+  testing::check(cudaDeviceSynchronize(), "small pool");
+  const std::vector<float> expected = random_case.out();
+
+  AttendParams params = random_case.params();
+  const std::int64_t first = ((std::int64_t{1} << 32) + (1 << 20)) / params.page_stride_bytes;
+  const std::size_t used = std::size_t(params.num_pages * params.page_stride_bytes);
+  DeviceBuffer<std::uint8_t> pool(std::size_t(first * params.page_stride_bytes) + used);
+  testing::check(cudaMemcpy(pool.data() + first * params.page_stride_bytes, params.pages, used,
+                            cudaMemcpyDeviceToDevice),
+                 "pages");
+  std::vector<std::int32_t> table(std::size_t(params.num_seqs * params.block_table_stride));
+  testing::check(
+      cudaMemcpy(table.data(), params.block_table, 4 * table.size(), cudaMemcpyDeviceToHost),
+      "table");
+  for (std::int32_t& id : table) id += static_cast<std::int32_t>(id < first ? first : 0);
+  const DeviceBuffer<std::int32_t> device_table(table);
+  params.pages = pool.data();
+  params.block_table = device_table.data();
+  params.num_pages += first;
+  random_case.poison_results();
+  const Status status =
+      run_attend(launch.plan, params, launch.workspace.data(), launch.workspace.size(), nullptr);
+  ASSERT_TRUE(status.ok()) << status.message;
+  testing::check(cudaDeviceSynchronize(), "large pool");
+  EXPECT_EQ(random_case.out(), expected);
+}
+
+#ifdef OSCAR_CUDA_CHECKED
+TEST_P(AttendGpu, ChecksPageIds) {
+  CaseSpec spec;
+  spec.lengths = {300};
+  RandomCase random_case(spec);
+  const Launch launch = prepare(random_case);
+  AttendParams params = random_case.params();
+  const std::vector<std::int32_t> table(std::size_t(params.block_table_stride),
+                                        static_cast<std::int32_t>(params.num_pages));
+  const DeviceBuffer<std::int32_t> device_table(table);
+  params.block_table = device_table.data();
+  const Status status =
+      run_attend(launch.plan, params, launch.workspace.data(), launch.workspace.size(), nullptr);
+  ASSERT_TRUE(status.ok()) << status.message;
+  testing::check(cudaDeviceSynchronize(), "bad page ids");
+  std::int32_t fault = 0;
+  testing::check(cudaMemcpy(&fault, launch.workspace.data(), 4, cudaMemcpyDeviceToHost), "fault");
+  EXPECT_EQ(fault, 1);
+}
+#endif
 
 TEST_P(AttendGpu, RefusesBadParams) {
   CaseSpec spec;

@@ -30,6 +30,7 @@ struct MeanTerm {
   const float* start = nullptr;  // [max_pages][num_pairs][2] cos, sin of w_f·64·page
   std::int32_t num_pairs = 0;    // ≤ head_dim / 2
 };
+inline constexpr int kHopperMeanPairs = 32;  // most pairs of the Hopper kernel
 
 struct AttendParams {
   const std::uint8_t* pages =

@@ -75,12 +75,25 @@ void check_shape(const AttendShape& shape) {
   }
   device_plane(shape.key, Side::kKey);
   device_plane(shape.value, Side::kValue);
+  const int most_pairs = shape.key.head_dim / 2;
+  if (shape.has_mean && (shape.mean_pairs <= 0 || shape.mean_pairs > most_pairs)) {
+    refuse(ErrorCode::kInvalidArgument, "mean_pairs " + text(shape.mean_pairs) +
+                                            " must be from 1 to half the head size, " +
+                                            text(most_pairs));
+  }
 }
 
 bool has_hopper_kernel(int head_dim, int key_bits, int value_bits) {
 #define OSCAR_HOPPER_DECODE(d, k, v) \
   if (head_dim == d && key_bits == k && value_bits == v) return true;
 #include "cuda/sm90/decode/kernels.inc"
+  return false;
+}
+
+bool has_hopper_mean(int head_dim, int key_bits, int value_bits) {
+#define OSCAR_HOPPER_DECODE_MEAN(d, k, v) \
+  if (head_dim == d && key_bits == k && value_bits == v) return true;
+#include "cuda/sm90/decode/kernels_mean.inc"
   return false;
 }
 
@@ -108,7 +121,14 @@ std::string hopper_refusal(const AttendShape& shape, const DeviceInfo& device) {
   if (shape.num_seqs > kMaxHopperSeqs) {
     return text(shape.num_seqs) + " sequences are more than " + text(kMaxHopperSeqs);
   }
-  if (shape.has_mean) return "the key mean is not in the Hopper kernel";
+  if (shape.has_mean && !has_hopper_mean(head_dim, key.bits, value.bits)) {
+    return "no Hopper kernel with the key mean for head size " + text(head_dim) + ", keys of " +
+           text(key.bits) + " and values of " + text(value.bits) + " bits";
+  }
+  if (shape.has_mean && shape.mean_pairs > kHopperMeanPairs) {
+    return "a key mean of " + text(shape.mean_pairs) + " pairs has more than " +
+           text(kHopperMeanPairs);
+  }
   return "";
 }
 
@@ -288,9 +308,13 @@ std::string check_params(const AttendPlan& plan, const AttendParams& params,
              " must be at least recent_tokens + num_queries - 1";
     }
   }
-  if (shape.has_mean && (!params.mean.tile || !params.mean.start || params.mean.num_pairs <= 0 ||
-                         params.mean.num_pairs > head_dim / 2)) {
-    return "the key mean needs its tables and 1 to head_dim/2 pairs";
+  if (shape.has_mean) {
+    if (!is_aligned(params.mean.tile, 8) || !is_aligned(params.mean.start, 8) ||
+        !params.mean.tile || !params.mean.start) {
+      return "the key mean needs its tables, 8-byte aligned";
+    }
+    const std::string problem = differs("mean pairs", params.mean.num_pairs, shape.mean_pairs);
+    if (!problem.empty()) return problem;
   }
   if (!(params.soft_cap >= 0)) return "soft_cap must not be negative or NaN";
   if (workspace_bytes < plan.workspace_bytes) {

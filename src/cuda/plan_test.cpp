@@ -56,6 +56,18 @@ TEST(AttendPlan, SaysWhyTheFastKernelDoesNotServe) {
   EXPECT_THROW(plan_attend(shape, kH200, AttendKernel::kHopperDecode), Error);
 }
 
+TEST(AttendPlan, TakesFewPairsOfTheKeyMeanFast) {
+  AttendShape shape = decode_shape(8, 1000);
+  shape.has_mean = true;
+  shape.mean_pairs = 16;
+  EXPECT_EQ(plan_attend(shape, kH200).kernel, AttendKernel::kHopperDecode);
+  shape.mean_pairs = 64;
+  EXPECT_EQ(plan_attend(shape, kH200).kernel, AttendKernel::kGeneric);
+  EXPECT_NE(plan_attend(shape, kH200).reason.find("64 pairs"), std::string::npos);
+  shape.mean_pairs = 65;
+  EXPECT_NE(refusal_of(shape, kH200).find("65"), std::string::npos);
+}
+
 TEST(AttendPlan, RefusesWithTheValue) {
   AttendShape shape = decode_shape(1, 100);
   EXPECT_NE(refusal_of(shape, {75, 40, 65536}).find("7.5"), std::string::npos);

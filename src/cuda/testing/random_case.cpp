@@ -47,15 +47,16 @@ std::vector<bf16_t> normal_rows(std::size_t size, float spread, std::mt19937& ra
 }  // namespace
 
 std::string CaseSpec::name() const {
-  std::string text =
-      "d" + std::to_string(head_dim) + " k" + std::to_string(key_bits) + "v" +
-      std::to_string(value_bits) + (codebook == Codebook::kAffine ? " affine" : " symmetric") +
-      " group " + std::to_string(group_size) + " heads " + std::to_string(num_q_heads) + "/" +
-      std::to_string(num_kv_heads) + " queries " + std::to_string(num_queries) + " window " +
-      std::to_string(has_copies ? sink_tokens : -1) + "+" + std::to_string(recent_tokens) +
-      " sliding " + std::to_string(sliding_window) + " cap " + std::to_string(soft_cap) +
-      " sinks " + std::to_string(has_sinks) + " mean " + std::to_string(has_mean) + " seed " +
-      std::to_string(seed) + " lengths";
+  std::string text = "d" + std::to_string(head_dim) + " k" + std::to_string(key_bits) + "v" +
+                     std::to_string(value_bits) +
+                     (codebook == Codebook::kAffine ? " affine" : " symmetric") + " group " +
+                     std::to_string(group_size) + " heads " + std::to_string(num_q_heads) + "/" +
+                     std::to_string(num_kv_heads) + " queries " + std::to_string(num_queries) +
+                     " window " + std::to_string(has_copies ? sink_tokens : -1) + "+" +
+                     std::to_string(recent_tokens) + " sliding " + std::to_string(sliding_window) +
+                     " cap " + std::to_string(soft_cap) + " sinks " + std::to_string(has_sinks) +
+                     " mean " + std::to_string(has_mean ? num_mean_pairs() : 0) + " seed " +
+                     std::to_string(seed) + " lengths";
   for (const std::int32_t length : lengths) text += " " + std::to_string(length);
   return text;
 }
@@ -78,6 +79,7 @@ AttendShape CaseSpec::shape() const {
   shape.sliding_window = sliding_window;
   shape.has_copies = has_copies;
   shape.has_mean = has_mean;
+  shape.mean_pairs = has_mean ? num_mean_pairs() : 0;
   return shape;
 }
 
@@ -126,8 +128,8 @@ void RandomCase::fill() {
     p.learned_sinks = sinks_.data();
   }
   if (spec_.has_mean) {
-    const int pairs = spec_.head_dim / 2;
-    std::normal_distribution<float> normal(0.0f, 2.0f);
+    const int pairs = spec_.num_mean_pairs();
+    std::normal_distribution<float> normal(0.0f, spec_.mean_spread);
     std::vector<float> coefficients(rows * std::size_t(2 * pairs + 1));
     for (float& c : coefficients) c = normal(random);
     std::vector<float> tile(std::size_t(kPageTokens * pairs * 2));

@@ -22,11 +22,14 @@ struct CaseSpec {
   std::int32_t sink_tokens = 0, recent_tokens = 0, sliding_window = 0;
   float soft_cap = 0;
   bool has_sinks = false, has_mean = false;
+  int mean_pairs = 0;        // 0: half the head size
+  float mean_spread = 2.0f;  // of the coefficients
   float query_spread = 2.0f;
   float value_scale = 1.0f;
   unsigned seed = 1;
 
   std::string name() const;
+  int num_mean_pairs() const { return mean_pairs > 0 ? mean_pairs : head_dim / 2; }
   PlaneLayout layout(int bits) const;
   AttendShape shape() const;
 };

@@ -14,14 +14,17 @@ inline constexpr float kWeightCeiling = 16384.0f;  // 2^kWeightLimit
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kMasked = -1e30f;
 inline constexpr int kScheduleBytes = 96;
+inline constexpr int kMostMeanPairs = kHopperMeanPairs;
 
 // kHeadTiles: query rows of a block / 4. A tile's 8 columns are 4 heads × {high byte, low byte} of
 // a 16-bit query.
-template <int kHeadDim_, int kKeyBits_, int kValueBits_, bool kAffine_, int kHeadTiles_>
+template <int kHeadDim_, int kKeyBits_, int kValueBits_, bool kAffine_, int kHeadTiles_,
+          bool kMean_ = false>
 struct DecodeConfig {
   static constexpr int kHeadDim = kHeadDim_, kKeyBits = kKeyBits_, kValueBits = kValueBits_;
   static constexpr bool kAffine = kAffine_;
   static constexpr int kHeadTiles = kHeadTiles_, kRows = 4 * kHeadTiles_;
+  static constexpr bool kMean = kMean_;  // adds the key mean as a logit term (mean.cuh)
 
   static constexpr int kStages = 2;
 
@@ -72,11 +75,14 @@ struct DecodeConfig {
   static constexpr int kExactBytes = 2 * kExactUnit * kExactRowBytes;
   static constexpr int kStageBytes = kCodedBytes > kExactBytes ? kCodedBytes : kExactBytes;
   static constexpr int kScratchStride = kHeadDim + 8;
+  static constexpr int kMeanTableBytes = kMean ? kMostMeanPairs / 8 * 4 * 2 * 512 : 0;
+  static constexpr int kMeanBytes =
+      kMeanTableBytes + (kMean ? kRows * (2 * kMostMeanPairs + 2) * 4 : 0);
   // As many warps as memory and registers hold (16 warps: 128 registers a thread).
   static constexpr int kBytesPerWarp = kStages * kStageBytes + kRows * kScratchStride * 4;
   static constexpr int kWarpBytes = 227 * 1024 - 8 * 1024 - kRows * kQueryRowBytes -
-                                    kKeyTiles * kHeadTiles * kQueryWords * 32 * 4;
-  static constexpr int kMostWarps = kHeadDim == 256 ? 8 : kKeyBits == 3 ? 12 : 16;
+                                    kKeyTiles * kHeadTiles * kQueryWords * 32 * 4 - kMeanBytes;
+  static constexpr int kMostWarps = kHeadDim == 256 ? 8 : kKeyBits == 3 || kMean ? 12 : 16;
   static constexpr int kWarps = kMostWarps * kBytesPerWarp <= kWarpBytes ? kMostWarps
                                 : 12 * kBytesPerWarp <= kWarpBytes       ? 12
                                 : 8 * kBytesPerWarp <= kWarpBytes        ? 8
@@ -88,12 +94,15 @@ struct DecodeConfig {
   static constexpr int kQueryRowsEnd = kQueryWordsEnd + kRows * kQueryRowBytes;
   // Then floats: max and sum of every (row, warp), scale and code sums of every row; barriers; a
   // flag; the segment; prefix sums of the batch.
-  static constexpr int kStatesEnd = kQueryRowsEnd + 2 * kRows * 16 * 4;
+  static constexpr int kMeanBegin = kQueryRowsEnd;  // 16-byte aligned
+  static constexpr int kMeanEnd = kMeanBegin + kMeanBytes;
+  static constexpr int kStatesEnd = kMeanEnd + 2 * kRows * 16 * 4;
   static constexpr int kRowScalesEnd = kStatesEnd + kRows * (2 + kChunks) * 4;
   static constexpr int kBarriersEnd = kRowScalesEnd + kWarps * kStages * 8;
   static constexpr int kSegmentBegin = kBarriersEnd + 16;
   static constexpr int kSchedulesBegin = kSegmentBegin + 128;
   static constexpr int kPrefixBegin = kSchedulesBegin + kWarps * kScheduleBytes;
+  static_assert(kMeanBegin % 16 == 0 && kMeanEnd % 16 == 0);
   static_assert(kStageBytes % 16 == 0 && kScratchEnd % 16 == 0 && kRowScalesEnd % 8 == 0);
 
   static constexpr int shared_bytes(int num_seqs) { return kPrefixBegin + 4 * (num_seqs + 1); }

@@ -3,14 +3,20 @@
 
 namespace oscar::cuda::sm90 {
 
-template <int kHeadDim, int kKeyBits, int kValueBits>
+template <int kHeadDim, int kKeyBits, int kValueBits, bool kMean>
 AttendFunction decode_function_of_shape(bool affine, int head_tiles, int num_seqs) noexcept;
 
 AttendFunction decode_function(int head_dim, int key_bits, int value_bits, bool affine,
-                               int head_tiles, int num_seqs) noexcept {
-#define OSCAR_HOPPER_DECODE(d, k, v)                                        \
-  if (head_dim == d && key_bits == k && value_bits == v) {                  \
-    return decode_function_of_shape<d, k, v>(affine, head_tiles, num_seqs); \
+                               int head_tiles, int num_seqs, bool has_mean) noexcept {
+#define OSCAR_HOPPER_DECODE_MEAN(d, k, v)                                         \
+  if (has_mean && head_dim == d && key_bits == k && value_bits == v) {            \
+    return decode_function_of_shape<d, k, v, true>(affine, head_tiles, num_seqs); \
+  }
+#include "cuda/sm90/decode/kernels_mean.inc"
+  if (has_mean) return {};
+#define OSCAR_HOPPER_DECODE(d, k, v)                                               \
+  if (head_dim == d && key_bits == k && value_bits == v) {                         \
+    return decode_function_of_shape<d, k, v, false>(affine, head_tiles, num_seqs); \
   }
 #include "cuda/sm90/decode/kernels.inc"
   return {};

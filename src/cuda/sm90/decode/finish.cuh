@@ -81,8 +81,9 @@ __device__ __forceinline__ RowState row_state(const MergeStore<C>& store, int ro
 #pragma unroll
   for (int i = 0; i < C::kWarps / 4; ++i) {
     const float4 &m = maxima.quads[i], &s = sums.quads[i];
-    state.sum += (s.x * ptx::exp2_approx(m.x - state.max) + s.y * ptx::exp2_approx(m.y - state.max)) +
-                 (s.z * ptx::exp2_approx(m.z - state.max) + s.w * ptx::exp2_approx(m.w - state.max));
+    state.sum +=
+        (s.x * ptx::exp2_approx(m.x - state.max) + s.y * ptx::exp2_approx(m.y - state.max)) +
+        (s.z * ptx::exp2_approx(m.z - state.max) + s.w * ptx::exp2_approx(m.w - state.max));
   }
   return state;
 }
@@ -121,7 +122,6 @@ __device__ __forceinline__ void store_warp_out(const WarpState<C>& state,
     }
   }
 }
-
 
 // One partial: [kRows][kHeadDim] outputs, then [kRows] of (max, sum).
 template <class C>

@@ -1,6 +1,10 @@
 // One shape of kernels.inc: the file that includes this defines OSCAR_DECODE_SHAPE as head_dim,
-// key_bits, value_bits.
+// key_bits, value_bits; of kernels_mean.inc with OSCAR_DECODE_MEAN as true.
 #pragma once
+
+#ifndef OSCAR_DECODE_MEAN
+#define OSCAR_DECODE_MEAN false
+#endif
 
 #include "cuda/attend.h"
 #include "cuda/sm90/decode/kernel.cuh"
@@ -13,18 +17,20 @@ AttendFunction function_of(int num_seqs) {
   return {decode_kernel<C>, C::kThreads, C::shared_bytes(num_seqs)};
 }
 
-template <int kHeadDim, int kKeyBits, int kValueBits>
+template <int kHeadDim, int kKeyBits, int kValueBits, bool kMean>
 AttendFunction decode_function_of_shape(bool affine, int head_tiles, int num_seqs) noexcept {
   if (affine) {
     return head_tiles == 1
-               ? function_of<DecodeConfig<kHeadDim, kKeyBits, kValueBits, true, 1>>(num_seqs)
-               : function_of<DecodeConfig<kHeadDim, kKeyBits, kValueBits, true, 2>>(num_seqs);
+               ? function_of<DecodeConfig<kHeadDim, kKeyBits, kValueBits, true, 1, kMean>>(num_seqs)
+               : function_of<DecodeConfig<kHeadDim, kKeyBits, kValueBits, true, 2, kMean>>(
+                     num_seqs);
   }
   return head_tiles == 1
-             ? function_of<DecodeConfig<kHeadDim, kKeyBits, kValueBits, false, 1>>(num_seqs)
-             : function_of<DecodeConfig<kHeadDim, kKeyBits, kValueBits, false, 2>>(num_seqs);
+             ? function_of<DecodeConfig<kHeadDim, kKeyBits, kValueBits, false, 1, kMean>>(num_seqs)
+             : function_of<DecodeConfig<kHeadDim, kKeyBits, kValueBits, false, 2, kMean>>(num_seqs);
 }
 
-template AttendFunction decode_function_of_shape<OSCAR_DECODE_SHAPE>(bool, int, int) noexcept;
+template AttendFunction decode_function_of_shape<OSCAR_DECODE_SHAPE, OSCAR_DECODE_MEAN>(
+    bool, int, int) noexcept;
 
 }  // namespace oscar::cuda::sm90

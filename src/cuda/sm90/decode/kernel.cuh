@@ -7,119 +7,15 @@
 
 #include <cstddef>
 
-#include "cuda/ptx/bulk_copy.h"
 #include "cuda/sm90/decode/exact.cuh"
 #include "cuda/sm90/decode/finish.cuh"
 #include "cuda/sm90/decode/keys.cuh"
+#include "cuda/sm90/decode/mean.cuh"
+#include "cuda/sm90/decode/producer.cuh"
 #include "cuda/sm90/decode/schedule.cuh"
 #include "cuda/sm90/decode/values.cuh"
 
 namespace oscar::cuda::sm90 {
-
-// a·b with b below 2^32, as check_params ensures for strides: one instruction.
-__device__ __forceinline__ uint64_t wide(int a, int64_t b) {
-  return static_cast<uint64_t>(static_cast<uint32_t>(a)) * static_cast<uint32_t>(b);
-}
-
-// Fills the ring: walks the block's segments, this warp's units of each, one unit a call. The
-// schedule lies in shared memory, one a warp, so that it takes no registers from the loop; lane 0
-// moves it.
-template <class C>
-struct Producer {
-  Schedule* schedule;
-  int has_segment;     // 0 or 1
-  int unit;            // next unit of this warp in the segment's item
-  int end, num_coded;  // of the segment
-  int ids;             // lane i: page id of the i-th coded unit of this batch of 32
-  int taken;           // of the segment's units
-  uint32_t ring, barriers;
-
-  __device__ __forceinline__ void enter_segment(const Segment& segment, int warp) {
-    unit = segment.begin + warp;
-    num_coded = segment.units.num_coded;
-    end = smaller(segment.end, segment.units.count());
-    taken = 0;
-  }
-  // Page ids of this warp's next 32 units, one a lane.
-  __device__ __forceinline__ void load_ids(const AttendParams& params, const Segment& segment,
-                                           int lane) {
-    const int ahead = unit + lane * C::kWarps;
-    ids = 0;
-    if (ahead < smaller(end, num_coded)) {
-      ids = __ldg(params.block_table + wide(segment.seq, params.block_table_stride) +
-                  (segment.units.first_page + ahead));
-    }
-  }
-  // Moves to the next segment that has a unit for this warp, and asks for its page ids early.
-  __device__ __forceinline__ void settle(const AttendParams& params, int warp, int lane) {
-    while (has_segment && unit >= end) {
-      __syncwarp();
-      int moved = 0;
-      if (lane == 0) moved = schedule->next(params);
-      has_segment = __shfl_sync(~0u, moved, 0);
-      __syncwarp();
-      if (has_segment) enter_segment(schedule->segment, warp);
-    }
-    if (has_segment && (taken & 31) == 0) load_ids(params, schedule->segment, lane);
-  }
-
-  __device__ __forceinline__ void issue(const AttendParams& params, int stage, int warp, int lane) {
-    if (!has_segment) return;
-    const uint32_t dst = ring + stage * C::kStageBytes, barrier = barriers + 8 * stage;
-    if (unit < num_coded) {
-      const int id = __shfl_sync(~0u, ids, taken & 31);
-      if (lane == 0) issue_page(params, id, dst, barrier);
-    } else {
-      issue_exact(params, schedule->segment, unit - num_coded, dst, barrier, lane);
-    }
-    unit += C::kWarps;
-    ++taken;
-    settle(params, warp, lane);
-  }
-
- private:
-  __device__ __forceinline__ void issue_page(const AttendParams& params, int id, uint32_t dst,
-                                             uint32_t barrier) const {
-#ifdef OSCAR_CUDA_CHECKED
-    if (id < 0 || id >= params.num_pages) {
-      atomicExch(params.faults, 1);
-      id = 0;
-    }
-#endif
-    const uint32_t bytes = C::key_plane_bytes(params) + C::value_plane_bytes(params);
-    ptx::barrier_expect(barrier, bytes);
-    ptx::bulk_copy(dst, schedule->head_pages + wide(id, params.page_stride_bytes), bytes, barrier,
-                   ptx::kEvictFirst);
-  }
-  // Rows of consecutive tokens lie together but for the ring's end: lanes 0 and 1 copy the keys
-  // before and after it, 2 and 3 the values.
-  __device__ __forceinline__ void issue_exact(const AttendParams& params, const Segment& segment,
-                                              int exact_unit, uint32_t dst, uint32_t barrier,
-                                              int lane) const {
-    constexpr uint32_t kRowBytes = C::kExactRowBytes;
-    const ExactCopies& copies = params.copies;
-    const TokenRange tokens = segment.units.exact_tokens(window_rules(params), exact_unit);
-    const int count = tokens.end - tokens.begin;
-    if (lane == 0) ptx::barrier_expect(barrier, 2 * count * kRowBytes);
-    __syncwarp();
-    if (lane >= 4) return;
-    const bool is_sink = exact_unit < segment.units.num_sink;
-    const int in_ring = is_sink ? 0 : tokens.begin % copies.ring_rows;
-    const int before = is_sink ? count : smaller(count, copies.ring_rows - in_ring);
-    const bool is_after = lane & 1;
-    const int num_rows = is_after ? count - before : before;
-    if (num_rows == 0) return;
-    const int row = is_after  ? copies.sink_rows
-                    : is_sink ? tokens.begin
-                              : copies.sink_rows + in_ring;
-    const int side = lane >> 1, rows = copies.sink_rows + copies.ring_rows;
-    const int64_t plane =
-        (static_cast<int64_t>(segment.copy_block) * params.num_kv_heads + segment.head) * 2 + side;
-    ptx::bulk_copy(dst + (side * kExactUnit + (is_after ? before : 0)) * kRowBytes,
-                   copies.rows + (plane * rows + row) * C::kHeadDim, num_rows * kRowBytes, barrier,
-                   ptx::kEvictFirst);
-  }
-};
 
 // Query position of this lane's row in head tile i; rows of padding follow the last query.
 template <class C>
@@ -224,6 +120,7 @@ struct Consumer {
   const QueryStore<C>& query;
   const BlockSegment& block;
   uint32_t block_address;  // of `block` in shared memory: what every page reads, two words at once
+  MeanStore<C> mean;
   int key_group_stride, value_group_stride;
 
   __device__ __forceinline__ void coded_unit(WarpState<C>& state, uint32_t stage, int unit,
@@ -237,8 +134,21 @@ struct Consumer {
     if (num_valid < kPageTokens) scrub_scales<C>(params, value_plane, num_valid, lane);
 
     PageLogits<C> logits;
-    page_logits<C>(logits, stage, stage + C::kKeyCodeBytes, key_group_stride, query, state.max,
-                   lane);
+    if constexpr (C::kMean) {
+      PageTurn turn;
+      const int page = first_token / kPageTokens;
+      turn.load(params.mean, page, 0, lane);
+      float max[C::kHeadTiles];
+#pragma unroll
+      for (int i = 0; i < C::kHeadTiles; ++i) {
+        max[i] = state.max[i] - mean.constant(4 * i + (lane & 3));
+      }
+      page_logits<C>(logits, stage, stage + C::kKeyCodeBytes, key_group_stride, query, max, lane);
+      add_mean<C>(logits, params, mean, turn, page, lane);
+    } else {
+      page_logits<C>(logits, stage, stage + C::kKeyCodeBytes, key_group_stride, query, state.max,
+                     lane);
+    }
     if (params.soft_cap > 0) {
 #pragma unroll
       for (int s = 0; s < 8; ++s) {
@@ -326,9 +236,12 @@ __global__ void __launch_bounds__(C::kThreads, 1)
                             row_floats + C::kRows, row_floats + 2 * C::kRows};
   const MergeStore<C> merge{
       reinterpret_cast<float*>(shared + C::kStagesEnd),
-      reinterpret_cast<float*>(shared + C::kQueryRowsEnd),
-      reinterpret_cast<float*>(shared + C::kQueryRowsEnd) + C::kRows * kStateStride,
+      reinterpret_cast<float*>(shared + C::kMeanEnd),
+      reinterpret_cast<float*>(shared + C::kMeanEnd) + C::kRows * kStateStride,
       reinterpret_cast<int*>(shared + C::kBarriersEnd)};
+
+  const MeanStore<C> mean{reinterpret_cast<uint4*>(shared + C::kMeanBegin),
+                          reinterpret_cast<float*>(shared + C::kMeanBegin + C::kMeanTableBytes)};
 
   if (params.overlap_previous) ptx::launch_dependents();
   if (params.num_splits == 0) build_prefix(params, prefix);
@@ -361,23 +274,23 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   // Pages that the previous kernel does not write may be asked for before it ends; exact rows and
   // queries may not.
   bool has_waited = !params.overlap_previous;
-  if (!has_waited &&
-      (!producer.has_segment || producer.unit >= producer.num_coded ||
-       producer.schedule->segment.copy_block < 0 || params.recent_tokens < params.num_queries)) {
+  const auto wait = [&] {
+    if (has_waited) return;
     ptx::wait_for_previous_kernel();
     has_waited = true;
     first_row.load(params, schedule.segment, warp, lane);
-  }
+  };
+  // One stage early: more would be ahead of the queries in the memory's queue.
+  const bool is_early = schedule.segment.copy_block >= 0 &&
+                        params.recent_tokens >= params.num_queries &&
+                        producer.is_coded_in(schedule.segment);
+  if (!is_early) wait();
 #pragma unroll 1
   for (int s = 0; s < C::kStages; ++s) {
-    if (s == 1 && !has_waited) {
-      ptx::wait_for_previous_kernel();
-      has_waited = true;
-      first_row.load(params, schedule.segment, warp, lane);
-    }
+    if (s == 1) wait();
     producer.issue(params, s, warp, lane);
   }
-
+  if constexpr (C::kMean) mean.build_table(params, thread);
   int stage = 0;
   uint32_t parity = 0;
   bool has_segment = true, is_first = true;
@@ -390,11 +303,12 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       stage_query_row<C>(query, row, first_row, params.scale * kLog2E, lane);
     }
     is_first = false;
+    if constexpr (C::kMean) mean.load_coefficients(params, segment, thread);
     __syncthreads();
     build_query_words<C>(query, thread);
     __syncthreads();
 
-    Consumer<C> consumer{params, query, block, ptx::shared_address(&block)};
+    Consumer<C> consumer{params, query, block, ptx::shared_address(&block), mean, 0, 0};
     consumer.key_group_stride = C::groups(params.key) > 1 ? C::kMetadataBytes : 0;
     consumer.value_group_stride = C::groups(params.value) > 1 ? C::kMetadataBytes : 0;
     WarpState<C> state;

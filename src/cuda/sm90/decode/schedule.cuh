@@ -31,6 +31,14 @@ __device__ __forceinline__ int counted_units(const AttendParams& params, int seq
   return larger(1, units_of_sequence(params, seq).count());
 }
 
+// ⌈a / b⌉, by one reciprocal where a is below 2^20.
+__device__ __forceinline__ int ceil_quotient(int a, int b) {
+  if (a >= 1 << 20) return (a - 1) / b + 1;
+  const int q = static_cast<int>(__fdividef(static_cast<float>(a), static_cast<float>(b)));
+  const int rest = a - q * b;  // q is off by one at most
+  return q + (rest > 0) + (rest > b) - (rest <= -b);
+}
+
 // Splits launch as (split, item of the sequence, sequence), which spares divisions; else the grid
 // is a row.
 __device__ __forceinline__ int block_index() {
@@ -84,7 +92,7 @@ struct Schedule {
       segment.copy_block = copy_block_of(params, segment.seq);
       early();
       set_units(params, length);
-      chunk = (segment.counted + params.num_splits - 1) / params.num_splits;
+      chunk = ceil_quotient(segment.counted, params.num_splits);
       segment.begin = smaller(split * chunk, segment.counted);
       segment.end = smaller(segment.begin + chunk, segment.counted);
       segment.item_begin = range_begin = range_end = 0;

@@ -1,0 +1,3 @@
+#define OSCAR_DECODE_SHAPE 64, 3, 2
+#define OSCAR_DECODE_MEAN true
+#include "cuda/sm90/decode/instantiate.h"
