@@ -1,0 +1,60 @@
+/* The C interface from C11: what is refused, with the reason, and a plan where a card is there. */
+#include <stdio.h>
+#include <string.h>
+
+#include "oscar/oscar_cuda.h"
+
+static int failures = 0;
+
+static void expect(int condition, const char* what) {
+  if (condition) return;
+  printf("FAILED: %s (last error: %s)\n", what, oscar_cuda_last_error());
+  ++failures;
+}
+
+int main(void) {
+  oscar_cuda_shape shape = {0};
+  oscar_cuda_plan* plan = NULL;
+  oscar_cuda_plan_info info;
+  oscar_cuda_attend_args attend = {0};
+  oscar_cuda_encode_args encode = {0};
+  const oscar_cuda_quant quant = {2, 128, 1, 0};
+  oscar_status status;
+
+  expect(oscar_cuda_abi_version() == OSCAR_CUDA_ABI_VERSION, "version");
+  expect(oscar_cuda_plan_create(NULL, 0, &plan) == OSCAR_INVALID_ARGUMENT, "null shape");
+  shape.num_seqs = 2;
+  shape.num_queries = 1;
+  shape.num_q_heads = 32;
+  shape.num_kv_heads = 8;
+  shape.head_dim = 128;
+  shape.key = shape.value = quant;
+  shape.max_seq_len = 1000;
+  shape.key.bits = 5;
+  expect(oscar_cuda_plan_create(&shape, 0, &plan) != OSCAR_OK, "5 bits");
+  expect(strstr(oscar_cuda_last_error(), "5") != NULL, "5 bits are named");
+  shape.key = quant;
+
+  status = oscar_cuda_plan_create(&shape, 0, &plan);
+  expect(status == OSCAR_OK || status == OSCAR_UNSUPPORTED, "a plan, or no card");
+  if (status == OSCAR_OK) {
+    expect(oscar_cuda_plan_describe(plan, &info) == OSCAR_OK, "describe");
+    expect(info.key_plane_bytes == 64 * 36 && info.workspace_bytes > 0, "sizes");
+    expect(oscar_cuda_attend(plan, &attend, &info, info.workspace_bytes, NULL) ==
+               OSCAR_INVALID_ARGUMENT,
+           "null pointers");
+    printf("kernel %s\n", info.kernel);
+  } else {
+    printf("no card: %s\n", oscar_cuda_last_error());
+  }
+  oscar_cuda_plan_free(plan);
+
+  encode.key.quant = encode.value.quant = quant;
+  encode.head_dim = 128;
+  encode.num_tokens = -1;
+  expect(oscar_cuda_encode(&encode, NULL) == OSCAR_INVALID_ARGUMENT, "negative tokens");
+  expect(strstr(oscar_cuda_last_error(), "-1") != NULL, "the count is named");
+  expect(oscar_cuda_transform_image(NULL, 8, 128, NULL, NULL) == OSCAR_INVALID_ARGUMENT, "image");
+  printf(failures == 0 ? "PASSED\n" : "FAILED\n");
+  return failures != 0;
+}
