@@ -15,7 +15,33 @@
 namespace oscar::ggml_plugin {
 namespace {
 
-constexpr double kMebibyte = 1024.0 * 1024.0;
+template <typename Value>
+std::string number(const char* format, Value value) {
+  char text[32];
+  std::snprintf(text, sizeof text, format, value);
+  return text;
+}
+
+std::string mebibytes(std::uint64_t bytes) {
+  return number("%.1f MiB", static_cast<double>(bytes) / (1024.0 * 1024.0));
+}
+
+// Method, bits, cells, memory, window and kernels of the layers that share their cells.
+std::string describe(const CacheGroup& group) {
+  const GroupLayer& layer = group.layers().front();
+  std::string line = std::string(method_name(group.artefact().method)) + ": keys " +
+                     number("%.4g", layer.planes[0].layout.bits_per_value()) + ", values " +
+                     number("%.4g", layer.planes[1].layout.bits_per_value()) + " bits a value, " +
+                     std::to_string(group.layers().size()) + " layers, " +
+                     std::to_string(group.num_rows()) + " cells, " + mebibytes(group.plane_bytes());
+  if (group.window_tokens() > 0) {
+    line += " and " + mebibytes(group.copy_bytes()) + " for " +
+            std::to_string(group.copies().capacity()) + " exact copies (the first " +
+            std::to_string(group.window().sink_tokens) + " and last " +
+            std::to_string(group.window().recent_tokens) + " tokens)";
+  }
+  return line + ", " + layer.codec->kernels().name + " kernels";
+}
 
 }  // namespace
 
@@ -165,34 +191,7 @@ std::uint64_t CacheBuffer::bytes() const {
 }
 
 void CacheBuffer::announce() const {
-  const CacheGroup& group = *groups_.front();
-  const GroupLayer& layer = group.layers().front();
-  std::uint64_t page_bytes = 0;
-  std::int64_t cells = 0, copies = 0;
-  for (const auto& g : groups_) {
-    page_bytes += g->plane_bytes();
-    cells = std::max(cells, g->num_rows());
-    copies = std::max(copies, g->copies().capacity());
-  }
-  const auto number = [](const char* format, auto value) {
-    char text[32];
-    std::snprintf(text, sizeof text, format, value);
-    return std::string(text);
-  };
-  const auto mebibytes = [&number](std::uint64_t bytes) {
-    return number("%.1f MiB", static_cast<double>(bytes) / kMebibyte);
-  };
-  std::string line = std::string(method_name(group.artefact().method)) + ": keys " +
-                     number("%.4g", layer.planes[0].layout.bits_per_value()) + ", values " +
-                     number("%.4g", layer.planes[1].layout.bits_per_value()) + " bits a value, " +
-                     std::to_string(layers_.size()) + " layers, " + std::to_string(cells) +
-                     " cells, " + mebibytes(page_bytes);
-  if (group.window_tokens() > 0) {
-    line += " and " + mebibytes(bytes() - page_bytes) + " for " + std::to_string(copies) +
-            " exact copies (the first " + std::to_string(group.window().sink_tokens) +
-            " and last " + std::to_string(group.window().recent_tokens) + " tokens)";
-  }
-  log_line(1, line + ", " + layer.codec->kernels().name + " kernels");
+  for (const auto& group : groups_) log_line(1, describe(*group));
   const auto has_static_mean = [](const GroupLayer& l) {
     return l.artefact->rope < 0 && l.codec->key_mean(0) != nullptr;
   };

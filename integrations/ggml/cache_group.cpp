@@ -82,8 +82,8 @@ std::int64_t CacheGroup::window_tokens() const {
 }
 
 void CacheGroup::open(std::int64_t num_windows) {
-  const std::int64_t num_pages = pages_per_stream_ * num_streams_;
-  const std::int64_t capacity = std::min(num_rows(), num_windows * window_tokens());
+  const cache::CellExtent cells = extent();
+  const std::int64_t capacity = cache::num_copies(window_tokens(), num_windows, cells);
   std::int64_t num_scratch = 1;
   for (const GroupLayer& layer : layers_) num_scratch = std::max(num_scratch, layer.scratch + 1);
 
@@ -94,7 +94,8 @@ void CacheGroup::open(std::int64_t num_windows) {
       view.head_stride_bytes = view.layout.plane_bytes();
       view.page_stride_bytes = view.head_stride_bytes * layer.info->shape.num_kv_heads;
       view.base = reinterpret_cast<std::uint8_t*>(offset);
-      offset += aligned(static_cast<std::size_t>(num_pages * view.page_stride_bytes));
+      offset += aligned(static_cast<std::size_t>(
+          cache::plane_bytes(view.layout, layer.info->shape.num_kv_heads, cells)));
     }
   }
   std::size_t copy_offset[2];
@@ -210,18 +211,16 @@ std::uint64_t CacheGroup::plane_bytes() const {
   std::uint64_t bytes = 0;
   for (const GroupLayer& layer : layers_) {
     for (const PlaneView& view : layer.planes) {
-      bytes +=
-          static_cast<std::uint64_t>(pages_per_stream_ * num_streams_ *
-                                     layer.info->shape.num_kv_heads * view.layout.plane_bytes());
+      bytes += static_cast<std::uint64_t>(
+          cache::plane_bytes(view.layout, layer.info->shape.num_kv_heads, extent()));
     }
   }
   return bytes;
 }
 
 std::uint64_t CacheGroup::copy_bytes() const {
-  return static_cast<std::uint64_t>(copies_.capacity() * std::ssize(layers_) *
-                                    (row_values_[0] + row_values_[1])) *
-         sizeof(bf16_t);
+  return static_cast<std::uint64_t>(
+      std::ssize(layers_) * cache::copy_bytes(copies_.capacity(), row_values_[0] + row_values_[1]));
 }
 
 std::int64_t CacheGroup::num_cells_used() const {

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "cache/cache_bytes.h"
 #include "cache/layer_codec.h"
 #include "cache_layer.h"
 #include "copy_table.h"
@@ -67,6 +68,7 @@ class CacheGroup {
   const std::vector<GroupLayer>& layers() const { return layers_; }
   GroupLayer& layer(const CacheLayer& info) { return layers_[info.ordinal]; }
   std::int64_t kv_size() const { return kv_size_; }
+  cache::CellExtent extent() const { return {kv_size_, num_streams_}; }
   std::int64_t num_rows() const { return kv_size_ * num_streams_; }
   std::int64_t first_page(std::int64_t stream) const { return stream * pages_per_stream_; }
   std::int64_t slot(std::int64_t row) const {
@@ -75,6 +77,7 @@ class CacheGroup {
 
   std::vector<std::int32_t>& positions() { return positions_; }  // [num_rows], −1: not written
   CopyTable& copies() { return copies_; }
+  const CopyTable& copies() const { return copies_; }
   Ubatch& ubatch() { return ubatch_; }
   // Cells of a refused state: attending one fails with unusable_reason().
   std::vector<bool>& unusable() { return unusable_; }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "cache/cache_bytes.h"
 #include "calibrate/methods.h"
 #include "format/plane_layout.h"
 
@@ -77,13 +78,15 @@ void remember_shape(const ggml_tensor* root, int head_dim, std::int64_t num_quer
 
 std::uint64_t estimate_root_bytes(const Config& config, const ggml_tensor* root,
                                   const CacheName& name) {
-  const std::int64_t row_values = root->ne[0], kv_size = root->ne[1], num_streams = root->ne[2];
-  const std::int64_t num_pages = (kv_size + kPageSize - 1) / kPageSize * num_streams;
-  std::int64_t plane_bytes = 0;  // of a page, all heads
+  const std::int64_t row_values = root->ne[0], num_streams = root->ne[2];
+  const cache::CellExtent extent{root->ne[1], num_streams};
+  std::int64_t plane_bytes = 0;  // all heads
   const auto consider = [&](int head_dim) {
     if (row_values % head_dim != 0) return;
     if (const auto layout = layout_for(config, name.side, head_dim)) {
-      plane_bytes = std::max(plane_bytes, layout->plane_bytes() * (row_values / head_dim));
+      plane_bytes =
+          std::max(plane_bytes,
+                   cache::plane_bytes(*layout, static_cast<int>(row_values / head_dim), extent));
     }
   };
   if (const auto known = known_head_dim(config, root, name)) {
@@ -97,8 +100,8 @@ std::uint64_t estimate_root_bytes(const Config& config, const ggml_tensor* root,
   std::int64_t windows = num_streams > 1 ? num_streams : seen ? seen->fewest_queries : 1;
   if (config.copied_sequences) windows = num_streams * *config.copied_sequences;
   const std::int64_t window = std::int64_t{config.spec.sink_tokens} + config.spec.recent_tokens;
-  const std::int64_t copies = exact ? 0 : std::min(kv_size * num_streams, windows * window);
-  return static_cast<std::uint64_t>(num_pages * plane_bytes + copies * row_values * 2);
+  const std::int64_t copies = exact ? 0 : cache::num_copies(window, windows, extent);
+  return static_cast<std::uint64_t>(plane_bytes + cache::copy_bytes(copies, row_values));
 }
 
 }  // namespace oscar::ggml_plugin

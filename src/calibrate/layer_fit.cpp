@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "calibrate/group_size.h"
+#include "calibrate/methods.h"
 #include "kernels/kernels.h"
 
 namespace oscar::calibrate {
@@ -95,6 +96,12 @@ Recipe recipe_for(Method method, const std::vector<int>& k_dims, const std::vect
       throw Error(ErrorCode::kInvalidArgument, std::string("method ") + method_name(method) +
                                                    " is not calibrated; legal: oscar, oscar-plus");
   }
+}
+
+DefaultQuants default_quants(Method method, const std::vector<int>& k_dims,
+                             const std::vector<int>& v_dims) {
+  const Recipe recipe = recipe_for(method, k_dims, v_dims);
+  return {recipe.k_quant, recipe.v_quant};
 }
 
 void check_statistics(const LayerInput& input) {

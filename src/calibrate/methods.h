@@ -34,6 +34,14 @@ struct LayerIndexShape {
 Artefact make_data_free(Method method, const ModelFingerprint& model,
                         const std::vector<LayerIndexShape>& layers);
 
+// How a calibrated method stores keys and values before any override. head_dims: of all layers.
+// Throws Error(kInvalidArgument) for methods that need no calibration.
+struct DefaultQuants {
+  QuantSpec k, v;
+};
+DefaultQuants default_quants(Method method, const std::vector<int>& k_dims,
+                             const std::vector<int>& v_dims);
+
 // Applies the spec's overrides (bits, group, leave-outs, unbiased). no_hadamard needs
 // artefact.hadamard; removing H keeps the eigenbasis: R·(H·P)ᵀ. group_size is clamped to the
 // largest legal divisor of the head size, never silently above what was asked: a `group=N` that

@@ -58,12 +58,19 @@ Context::Context(Model* model, const ContextOptions& options) : model_(model) {
   llama_context_params params = llama_context_default_params();
   params.n_ctx = static_cast<std::uint32_t>(options.num_tokens);
   params.n_batch = params.n_ubatch = static_cast<std::uint32_t>(kBatchTokens);
-  params.n_outputs_max = static_cast<std::uint32_t>(options.max_outputs);
+  // llama.cpp reserves a graph with a token, and its logits, for each sequence.
+  params.n_outputs_max = static_cast<std::uint32_t>(
+      std::max<std::int64_t>(options.max_outputs, options.num_sequences));
   params.n_threads = params.n_threads_batch = options.num_threads;
   params.type_k = params.type_v = options.kv_type;
   params.flash_attn_type =
       options.flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
   params.offload_kqv = true;
+  params.swa_full = false;  // as llama.cpp's programs: sliding-window layers keep their windows
+  params.n_seq_max = static_cast<std::uint32_t>(options.num_sequences);
+  params.kv_unified = options.num_sequences > 1;
+  params.cb_eval = options.eval_callback;
+  params.cb_eval_user_data = options.eval_callback_data;
   params.no_perf = true;
   params.abort_callback = wants_stop;
   params.abort_callback_data = &model->host();

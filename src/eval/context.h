@@ -48,6 +48,10 @@ struct ContextOptions {
   int num_threads = 1;
   ggml_type kv_type = GGML_TYPE_F16;
   bool flash_attention = true;
+  int num_sequences = 1;  // that share the cells; decode() appends to the first
+  // llama.cpp's callback on graph nodes, as ggml_backend_sched_eval_callback; null: none.
+  bool (*eval_callback)(ggml_tensor* node, bool ask, void* data) = nullptr;
+  void* eval_callback_data = nullptr;
 };
 
 // One sequence. Owns the KV cache; the model must outlive it.

@@ -11,14 +11,6 @@ namespace {
 
 constexpr std::size_t kErrorBytes = 1024;
 
-ggml_type host_type(const std::string& name) {
-  if (name == "f16") return GGML_TYPE_F16;
-  if (name == "q8_0") return GGML_TYPE_Q8_0;
-  if (name == "q4_0") return GGML_TYPE_Q4_0;
-  throw Error(ErrorCode::kInvalidArgument,
-              "--kv " + name + ": llama.cpp's types are f16, q8_0, q4_0");
-}
-
 // The artefact (of a file; otherwise made here, but for methods that wait for calibration) is of
 // this model, and the options suit it.
 void check_fits(const KvChoice& kv, Artefact artefact, const ModelFingerprint& model) {
@@ -66,35 +58,46 @@ void Workbench::check_context(std::int64_t num_tokens) const {
   }
 }
 
+ContextOptions Workbench::context_options(const OpenOptions& options) const {
+  ContextOptions result;
+  result.num_tokens = options.num_tokens;
+  result.max_outputs = options.max_outputs;
+  result.num_sequences = options.num_sequences;
+  result.eval_callback = options.eval_callback;
+  result.eval_callback_data = options.eval_callback_data;
+  result.num_threads = num_threads_;
+  return result;
+}
+
 std::unique_ptr<Context> Workbench::open(const KvChoice& kv, std::int64_t num_tokens,
                                          std::int64_t max_outputs) {
-  if (kv.spec.kind != KvSpec::Kind::kHostType) {
-    return open_plugin(kv.plugin_spec, num_tokens, max_outputs);
-  }
-  ContextOptions options;
+  OpenOptions options;
   options.num_tokens = num_tokens;
   options.max_outputs = max_outputs;
-  options.num_threads = num_threads_;
-  options.kv_type = host_type(kv.spec.host_type);
-  options.flash_attention = kv.flash_attention;
-  return std::make_unique<Context>(&model(Placement::kHost), options);
+  return open(kv, options);
+}
+
+std::unique_ptr<Context> Workbench::open(const KvChoice& kv, const OpenOptions& options) {
+  if (kv.spec.kind != KvSpec::Kind::kHostType) return open_plugin(kv.plugin_spec, options);
+  ContextOptions context = context_options(options);
+  context.kv_type = host_type(kv.spec.host_type);
+  context.flash_attention = kv.flash_attention;
+  return std::make_unique<Context>(&model(Placement::kHost), context);
 }
 
 std::unique_ptr<Context> Workbench::open_exact(std::int64_t num_tokens) {
-  return open_plugin("", num_tokens, 1);
+  OpenOptions options;
+  options.num_tokens = num_tokens;
+  return open_plugin("", options);
 }
 
-std::unique_ptr<Context> Workbench::open_plugin(const std::string& spec, std::int64_t num_tokens,
-                                                std::int64_t max_outputs) {
+std::unique_ptr<Context> Workbench::open_plugin(const std::string& spec,
+                                                const OpenOptions& options) {
   char error[kErrorBytes] = {};
   if (host_->plugin().configure(spec.c_str(), error, sizeof error) != 0) {
     throw Error(ErrorCode::kInvalidArgument, error);
   }
-  ContextOptions options;
-  options.num_tokens = num_tokens;
-  options.max_outputs = max_outputs;
-  options.num_threads = num_threads_;
-  return std::make_unique<Context>(&model(Placement::kPlugin), options);
+  return std::make_unique<Context>(&model(Placement::kPlugin), context_options(options));
 }
 
 KvUse Workbench::use(const Context& context, const KvChoice& kv) const {
@@ -102,7 +105,7 @@ KvUse Workbench::use(const Context& context, const KvChoice& kv) const {
     const ggml_type type = host_type(kv.spec.host_type);
     const double bits =
         8.0 * static_cast<double>(ggml_type_size(type)) / static_cast<double>(ggml_blck_size(type));
-    return {kv.spec.host_type, bits, context.host_kv_bytes()};
+    return {kv.spec.host_type, bits, context.host_kv_bytes(), 0};
   }
   ggml_plugin::Report report;
   if (host_->plugin().report(&report) != 0) {
@@ -110,7 +113,15 @@ KvUse Workbench::use(const Context& context, const KvChoice& kv) const {
                 "--kv " + kv.label +
                     ": the plugin reports no cache; the model's keys and values did not go to it");
   }
-  return {report.method, report.bits_per_value, report.kv_bytes_used};
+  return {report.method, report.bits_per_value, report.kv_bytes_used, report.kv_bytes_allocated};
+}
+
+ggml_type host_type(const std::string& name) {
+  if (name == "f16") return GGML_TYPE_F16;
+  if (name == "q8_0") return GGML_TYPE_Q8_0;
+  if (name == "q4_0") return GGML_TYPE_Q4_0;
+  throw Error(ErrorCode::kInvalidArgument,
+              "--kv " + name + ": llama.cpp's types are f16, q8_0, q4_0");
 }
 
 KvChoice choose_kv(const std::string& text) {

@@ -21,8 +21,18 @@ struct KvChoice {
 // What a context's cache is and holds.
 struct KvUse {
   std::string method;
-  double bits = 0;             // a stored key or value, metadata and exact copies included
-  std::uint64_t kv_bytes = 0;  // of the tokens in it
+  double bits = 0;                      // a stored key or value, metadata and exact copies included
+  std::uint64_t kv_bytes = 0;           // of the tokens in it
+  std::uint64_t kv_bytes_reserved = 0;  // for the whole context; 0: not known (host types)
+};
+
+// What a measurement asks of a context beyond its cache. The fields are those of ContextOptions.
+struct OpenOptions {
+  std::int64_t num_tokens = 0;
+  std::int64_t max_outputs = 1;
+  int num_sequences = 1;
+  bool (*eval_callback)(ggml_tensor* node, bool ask, void* data) = nullptr;
+  void* eval_callback_data = nullptr;
 };
 
 // Owns the model under both placements, each loaded when it is first needed (the weights are
@@ -46,6 +56,7 @@ class Workbench {
   // max_outputs as in ContextOptions.
   std::unique_ptr<Context> open(const KvChoice& kv, std::int64_t num_tokens,
                                 std::int64_t max_outputs);
+  std::unique_ptr<Context> open(const KvChoice& kv, const OpenOptions& options);
   // Exact keys and values in our plugin, for calibration.
   std::unique_ptr<Context> open_exact(std::int64_t num_tokens);
 
@@ -53,14 +64,17 @@ class Workbench {
   KvUse use(const Context& context, const KvChoice& kv) const;
 
  private:
-  std::unique_ptr<Context> open_plugin(const std::string& spec, std::int64_t num_tokens,
-                                       std::int64_t max_outputs);
+  std::unique_ptr<Context> open_plugin(const std::string& spec, const OpenOptions& options);
+  ContextOptions context_options(const OpenOptions& options) const;
 
   Host* host_;
   ModelFile file_;
   int num_threads_;
   std::unique_ptr<Model> models_[2];
 };
+
+// f16, q8_0 or q4_0. Throws Error(kInvalidArgument).
+ggml_type host_type(const std::string& name);
 
 // Parses and completes everything but calibration. A name that is neither a method nor a file is
 // refused with the list of methods.

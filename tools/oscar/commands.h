@@ -12,5 +12,6 @@ void add_inspect(CLI::App* program);
 void add_run(CLI::App* program);
 void add_eval(CLI::App* program);
 void add_compare(CLI::App* program);
+void add_plan(CLI::App* program);
 
 }  // namespace oscar::tool

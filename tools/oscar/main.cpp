@@ -78,6 +78,7 @@ int main(int argc, char** argv) {
   oscar::tool::add_run(&program);
   oscar::tool::add_eval(&program);
   oscar::tool::add_compare(&program);
+  oscar::tool::add_plan(&program);
   int status = kErrorExit;
   try {
     status = run(&program, argc, argv);

@@ -43,17 +43,23 @@ def byte_alphabet():
 
 
 class TinyModel:
-    """A llama model of a few hundred kilobytes. Fields may be changed before `bytes()`."""
+    """A model of a few hundred kilobytes. Fields may be changed before `bytes()`.
 
-    def __init__(self, num_experts=0, head_dim=64, seed=1, broken_weight=None):
-        self.layers, self.width, self.heads, self.kv_heads = 2, 128, 4, 2
+    architecture: "llama", or "gemma3", which has sliding windows in five of six layers.
+    """
+
+    def __init__(
+        self, num_experts=0, head_dim=64, seed=1, broken_weight=None, architecture="llama", layers=2
+    ):
+        self.architecture, self.layers = architecture, layers
+        self.width, self.heads, self.kv_heads, self.window = 128, 4, 2, 128
         self.head_dim, self.feed_forward, self.context = head_dim, 64, 2048
         self.num_experts, self.seed, self.broken_weight = num_experts, seed, broken_weight
         self.version, self.extra_keys = 3, []
         self.tokens = [*byte_alphabet(), "th", "<s>", "</s>"]
 
     def keys(self):
-        name = "llama"
+        name = self.architecture
         keys = [
             key("general.architecture", STRING, name),
             key("general.name", STRING, "tiny"),
@@ -78,6 +84,8 @@ class TinyModel:
         if self.num_experts:
             keys.append(key(f"{name}.expert_count", UINT32, self.num_experts))
             keys.append(key(f"{name}.expert_used_count", UINT32, 2))
+        if name == "gemma3":
+            keys.append(key(f"{name}.attention.sliding_window", UINT32, self.window))
         return keys + self.extra_keys
 
     def tensors(self):
@@ -95,6 +103,11 @@ class TinyModel:
             yield prefix + "attn_v.weight", [width, kv_width]
             yield prefix + "attn_output.weight", [q_width, width]
             yield prefix + "ffn_norm.weight", [width]
+            if self.architecture == "gemma3":
+                yield prefix + "attn_q_norm.weight", [self.head_dim]
+                yield prefix + "attn_k_norm.weight", [self.head_dim]
+                yield prefix + "post_attention_norm.weight", [width]
+                yield prefix + "post_ffw_norm.weight", [width]
             if self.num_experts:
                 yield prefix + "ffn_gate_inp.weight", [width, self.num_experts]
                 yield prefix + "ffn_gate_exps.weight", [width, self.feed_forward, self.num_experts]

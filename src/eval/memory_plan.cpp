@@ -1,0 +1,278 @@
+#include "eval/memory_plan.h"
+
+#include <ggml.h>
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "base/error.h"
+#include "cache/cache_bytes.h"
+#include "calibrate/methods.h"
+#include "format/plane_layout.h"
+
+namespace oscar::eval {
+namespace {
+
+constexpr std::int64_t kMaxContext = std::int64_t{1} << 24;
+
+std::int64_t padded(std::int64_t tokens) {
+  return (tokens + kContextMultiple - 1) / kContextMultiple * kContextMultiple;
+}
+
+[[noreturn]] void refuse(const ModelLayers& model, const AttentionLayer& layer,
+                         const std::string& what) {
+  throw Error(ErrorCode::kUnsupported,
+              model.path + ": layer " + std::to_string(layer.layer) + ": " + what);
+}
+
+void check_packed(const ModelLayers& model, const AttentionLayer& layer) {
+  for (const int head_dim : {layer.head_dim_k, layer.head_dim_v}) {
+    if (head_dim >= kMinHeadDim && head_dim <= kMaxHeadDim && head_dim % kHeadDimMultiple == 0)
+      continue;
+    refuse(model, layer,
+           "head size " + std::to_string(head_dim) + " is not supported (multiples of " +
+               std::to_string(kHeadDimMultiple) + " from " + std::to_string(kMinHeadDim) + " to " +
+               std::to_string(kMaxHeadDim) + ")");
+  }
+  if (layer.num_q_heads % layer.num_kv_heads != 0) {
+    refuse(model, layer,
+           std::to_string(layer.num_q_heads) + " query heads are no multiple of " +
+               std::to_string(layer.num_kv_heads) + " KV heads");
+  }
+}
+
+// What the method stores, without matrices: bits, levels and groups of a model that was not
+// calibrated yet.
+Artefact uncalibrated(const ModelLayers& model, Method method) {
+  Artefact artefact;
+  artefact.method = method;
+  std::vector<int> k_dims, v_dims;
+  for (const AttentionLayer& layer : model.layers) {
+    ArtefactLayer entry;
+    entry.layer = layer.layer;
+    entry.num_kv_heads = layer.num_kv_heads;
+    entry.head_dim_k = layer.head_dim_k;
+    entry.head_dim_v = layer.head_dim_v;
+    artefact.layers.push_back(entry);
+    k_dims.push_back(layer.head_dim_k);
+    v_dims.push_back(layer.head_dim_v);
+  }
+  const calibrate::DefaultQuants quants = calibrate::default_quants(method, k_dims, v_dims);
+  artefact.k_quant = quants.k;
+  artefact.v_quant = quants.v;
+  return artefact;
+}
+
+void check_layers(const ModelLayers& model, const Artefact& artefact) {
+  for (const AttentionLayer& layer : model.layers) {
+    const auto found =
+        std::find_if(artefact.layers.begin(), artefact.layers.end(),
+                     [&](const ArtefactLayer& entry) { return entry.layer == layer.layer; });
+    const auto differs = [&](const char* what, int here, int there) {
+      if (here == there) return;
+      throw Error(ErrorCode::kMismatch,
+                  "layer " + std::to_string(layer.layer) + " of the model has " + what + " " +
+                      std::to_string(here) + ", of the artefact " + std::to_string(there));
+    };
+    if (found == artefact.layers.end()) {
+      throw Error(ErrorCode::kMismatch, "the artefact, made for " +
+                                            std::to_string(artefact.layers.size()) +
+                                            " layers, has no layer " + std::to_string(layer.layer));
+    }
+    differs("num_kv_heads", layer.num_kv_heads, found->num_kv_heads);
+    differs("head_dim_k", layer.head_dim_k, found->head_dim_k);
+    differs("head_dim_v", layer.head_dim_v, found->head_dim_v);
+  }
+}
+
+struct Quants {
+  QuantSpec k, v;
+  Method method;
+};
+
+Quants packed_quants(const ModelLayers& model, const KvChoice& kv) {
+  for (const AttentionLayer& layer : model.layers) check_packed(model, layer);
+  try {
+    Artefact artefact;
+    KvSpec spec = kv.spec;
+    if (spec.kind == KvSpec::Kind::kFile) {
+      artefact = load_artefact(spec.file);
+      check_layers(model, artefact);
+    } else if (needs_calibration(kv)) {
+      artefact = uncalibrated(model, spec.method);
+      // Leaving a part out changes no byte; whether there is such a part, the artefact will tell.
+      spec.no_hadamard = spec.no_clip = spec.no_mean = false;
+    } else {
+      std::vector<calibrate::LayerIndexShape> shapes;
+      for (const AttentionLayer& layer : model.layers) {
+        shapes.push_back(
+            {layer.layer,
+             {layer.num_q_heads, layer.num_kv_heads, layer.head_dim_k, layer.head_dim_v}});
+      }
+      artefact = calibrate::make_data_free(spec.method, {}, shapes);
+    }
+    calibrate::apply_kv_spec(spec, &artefact);
+    return {artefact.k_quant, artefact.v_quant, artefact.method};
+  } catch (const Error& error) {
+    throw Error(error.code(), "--kv " + kv.label + ": " + error.what());
+  }
+}
+
+PlaneLayout layout_of(int head_dim, QuantSpec quant) {
+  quant.group_size = std::min(quant.group_size, head_dim);
+  return {head_dim, quant};
+}
+
+double bits_of(ggml_type type) {
+  return 8.0 * static_cast<double>(ggml_type_size(type)) /
+         static_cast<double>(ggml_blck_size(type));
+}
+
+// llama.cpp's cells for layers with this window.
+cache::CellExtent extent_for(std::int64_t sliding_window, const PlanOptions& options) {
+  const std::int64_t streams = options.unified ? 1 : options.num_sequences;
+  const std::int64_t whole = padded(options.context_tokens);
+  const std::int64_t cells = streams == 1 ? whole : padded(whole / streams);
+  if (sliding_window == 0 || options.full_sliding_cache) return {cells, streams};
+  const std::int64_t windows = sliding_window * (options.unified ? options.num_sequences : 1);
+  return {padded(std::min(cells, windows + options.ubatch_tokens)), streams};
+}
+
+// Fills the bytes of a group whose layers, shape and cells are known.
+class Filler {
+ public:
+  Filler(const ModelLayers& model, const KvChoice& kv, const PlanOptions& options)
+      : model_(model), kv_(kv), options_(options) {
+    is_host_ = kv.spec.kind == KvSpec::Kind::kHostType;
+    if (!is_host_) quants_ = packed_quants(model, kv);
+  }
+
+  std::string method() const { return is_host_ ? kv_.spec.host_type : method_name(quants_.method); }
+  bool has_copies() const { return !is_host_ && (quants_.k.bits != 16 || quants_.v.bits != 16); }
+
+  void fill(PlanGroup* group) const {
+    const auto num_layers = static_cast<std::int64_t>(group->layers.size());
+    const cache::CellExtent extent{group->num_cells, group->num_streams};
+    const std::int64_t k_values = std::int64_t{group->num_kv_heads} * group->head_dim_k;
+    const std::int64_t v_values = std::int64_t{group->num_kv_heads} * group->head_dim_v;
+    if (is_host_) {
+      const ggml_type type = host_type(kv_.spec.host_type);
+      for (const std::int64_t values : {k_values, v_values}) {
+        if (values % ggml_blck_size(type) == 0) continue;
+        throw Error(ErrorCode::kUnsupported,
+                    model_.path + ": --kv " + kv_.label + ": rows of " + std::to_string(values) +
+                        " values are no multiple of " + std::to_string(ggml_blck_size(type)));
+      }
+      group->k_bits = group->v_bits = bits_of(type);
+      group->bytes_per_token = static_cast<std::uint64_t>(num_layers) *
+                               (ggml_row_size(type, k_values) + ggml_row_size(type, v_values));
+      group->code_bytes = group->bytes_per_token * static_cast<std::uint64_t>(extent.num_rows());
+      return;
+    }
+    const PlaneLayout k = layout_of(group->head_dim_k, quants_.k);
+    const PlaneLayout v = layout_of(group->head_dim_v, quants_.v);
+    group->k_bits = k.bits_per_value();
+    group->v_bits = v.bits_per_value();
+    const std::int64_t page = group->num_kv_heads * (k.plane_bytes() + v.plane_bytes());
+    group->bytes_per_token = static_cast<std::uint64_t>(num_layers * page / kPageSize);
+    group->code_bytes = static_cast<std::uint64_t>(
+        num_layers * (cache::plane_bytes(k, group->num_kv_heads, extent) +
+                      cache::plane_bytes(v, group->num_kv_heads, extent)));
+    if (!has_copies()) return;
+    const std::int64_t windows = options_.copied_sequences
+                                     ? extent.num_streams * *options_.copied_sequences
+                                     : options_.num_sequences;
+    const std::int64_t window = std::int64_t{kv_.spec.sink_tokens} + kv_.spec.recent_tokens;
+    group->num_copies = cache::num_copies(window, windows, extent);
+    group->copy_bytes = static_cast<std::uint64_t>(
+        num_layers * cache::copy_bytes(group->num_copies, k_values + v_values));
+  }
+
+ private:
+  const ModelLayers& model_;
+  const KvChoice& kv_;
+  const PlanOptions& options_;
+  bool is_host_ = false;
+  Quants quants_{};
+};
+
+}  // namespace
+
+std::uint64_t KvPlan::bytes() const {
+  std::uint64_t sum = 0;
+  for (const PlanGroup& group : groups) sum += group.bytes();
+  return sum;
+}
+
+std::uint64_t KvPlan::bytes_per_token() const {
+  std::uint64_t sum = 0;
+  for (const PlanGroup& group : groups) {
+    if (group.sliding_window == 0) sum += group.bytes_per_token;
+  }
+  return sum;
+}
+
+std::uint64_t KvPlan::bytes_per_sequence() const {
+  return bytes() / static_cast<std::uint64_t>(num_sequences);
+}
+
+double KvPlan::bits_per_value() const {
+  double values = 0;
+  for (const PlanGroup& group : groups) {
+    values += static_cast<double>(group.layers.size()) * group.num_kv_heads *
+              (group.head_dim_k + group.head_dim_v) *
+              static_cast<double>(group.num_cells * group.num_streams);
+  }
+  return values > 0 ? 8.0 * static_cast<double>(bytes()) / values : 0;
+}
+
+KvPlan plan_memory(const ModelLayers& model, const KvChoice& kv, const PlanOptions& options) {
+  const Filler filler(model, kv, options);
+  KvPlan plan;
+  plan.kv = kv.label;
+  plan.method = filler.method();
+  plan.num_sequences = options.num_sequences;
+  plan.context_tokens = padded(options.context_tokens);
+  if (filler.has_copies()) {
+    plan.sink_tokens = kv.spec.sink_tokens;
+    plan.recent_tokens = kv.spec.recent_tokens;
+  }
+  using Key = std::tuple<bool, std::int64_t, int, int, int>;  // full attention first
+  std::map<Key, PlanGroup> groups;
+  for (const AttentionLayer& layer : model.layers) {
+    PlanGroup& group = groups[{layer.sliding_window > 0, layer.sliding_window, layer.num_kv_heads,
+                               layer.head_dim_k, layer.head_dim_v}];
+    group.num_kv_heads = layer.num_kv_heads;
+    group.head_dim_k = layer.head_dim_k;
+    group.head_dim_v = layer.head_dim_v;
+    group.sliding_window = layer.sliding_window;
+    group.layers.push_back(layer.layer);
+  }
+  for (auto& [key, group] : groups) {
+    const cache::CellExtent extent = extent_for(group.sliding_window, options);
+    group.num_cells = extent.num_cells;
+    group.num_streams = extent.num_streams;
+    filler.fill(&group);
+    plan.groups.push_back(std::move(group));
+  }
+  return plan;
+}
+
+std::int64_t longest_context(const ModelLayers& model, const KvChoice& kv, PlanOptions options,
+                             std::uint64_t bytes) {
+  const std::int64_t limit =
+      model.context_length > 0
+          ? model.context_length * (options.unified ? 1 : options.num_sequences)
+          : kMaxContext;
+  // low fits, high does not, in multiples.
+  std::int64_t low = 0, high = std::max(limit / kContextMultiple, std::int64_t{1}) + 1;
+  while (high - low > 1) {
+    const std::int64_t middle = low + (high - low) / 2;
+    options.context_tokens = middle * kContextMultiple;
+    (plan_memory(model, kv, options).bytes() <= bytes ? low : high) = middle;
+  }
+  return low * kContextMultiple;
+}
+
+}  // namespace oscar::eval

@@ -1,0 +1,166 @@
+"""`oscar plan`: its bytes are those that the plugin reserves; what it cannot plan it refuses."""
+
+import json
+import struct
+import unittest
+
+from cli_case import CliTest, main
+from tiny_gguf import UINT32, TinyModel, key
+
+QWEN3 = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "max_position_embeddings": 40960,
+}
+
+
+class Plan(CliTest):
+    def plan(self, model, *more):
+        path = self.folder / "plan.json"
+        self.good("plan", "-m", model, *more, "--json", str(path))
+        return json.loads(path.read_text())
+
+    def config(self, **changes):
+        fields = {k: v for k, v in {**QWEN3, **changes}.items() if v != "gone"}
+        return self.write("config.json", json.dumps(fields))
+
+    def reserved(self, model, ctx, kvs):
+        """What the plugin says it reserved, by --kv."""
+        path = self.folder / "run.json"
+        options = [part for kv in kvs for part in ("--kv", kv)]
+        self.good(*self.ask(model, "-c", str(ctx), *options, "--json", str(path)))
+        results = json.loads(path.read_text())["results"]
+        return {result["kv"]: result["kv_bytes_reserved"] for result in results}
+
+    def check(self, model, ctx, kvs):
+        options = [part for kv in kvs for part in ("--kv", kv)]
+        planned = {
+            row["kv"]: row["bytes"] for row in self.plan(model, "-c", str(ctx), *options)["results"]
+        }
+        self.assertEqual(planned, self.reserved(model, ctx, kvs))
+
+    def test_the_plugin_reserves_what_was_planned(self):
+        kvs = [
+            "naive:k16v16",
+            "naive:k16v2",
+            "quarot",
+            "quarot:k3v2",
+            "quarot:k4v4,group=32",
+            "naive:k2v2,sink=0,recent=0",
+            "quarot:sink=700,recent=800",
+        ]
+        self.check(self.tiny(), 1000, kvs)
+        self.check(self.tiny(head_dim=80, layers=5), 300, kvs[:4])
+
+    def test_sliding_windows(self):
+        model = self.tiny(architecture="gemma3", layers=7)
+        self.check(model, 2000, ["quarot", "quarot:k3v2,sink=4,recent=32", "naive:k16v16"])
+        groups = self.plan(model, "-c", "2000", "--kv", "quarot")["results"][0]["groups"]
+        self.assertEqual([group["layers"] for group in groups], [[5], [0, 1, 2, 3, 4, 6]])
+        # 128 of the window and 512 of a batch, in multiples of 256.
+        self.assertEqual([group["cells"] for group in groups], [2048, 768])
+
+    def test_an_artefact(self):
+        model, artefact = self.tiny(), str(self.folder / "a.safetensors")
+        text = self.write("text.txt", self.words(2000))
+        self.good("calibrate", "-m", model, "-f", text, "--tokens", "512", "-o", artefact)
+        self.check(model, 1000, [artefact, artefact + ":k3v2"])
+        # Before there is one, the method's bytes are the same.
+        rows = self.plan(model, "-c", "1000", "--kv", "oscar-plus", "--kv", artefact)["results"]
+        self.assertEqual(rows[0]["bytes"], rows[1]["bytes"])
+        other = self.write("other.gguf", TinyModel(head_dim=32).bytes())
+        self.refused("plan", "-m", other, "--kv", artefact, names=["head_dim_k 32", "64"])
+
+    def test_llamas_own_types(self):
+        # 2 layers, K and V, 2 KV heads of 64, 1024 cells.
+        values = 2 * 2 * 128 * 1024
+        rows = self.plan(self.tiny(), "-c", "1000")["results"]
+        self.assertEqual(
+            [row["bytes"] for row in rows[:3]], [values * 2, values * 34 // 32, values * 18 // 32]
+        )
+
+    def test_figures_of_a_public_report(self):
+        """36 layers of 8 KV heads of 128; what a cache of two forms takes, and the codes of the 320
+        tokens that have both here; pages of 64 tokens and contexts of 256."""
+        for tokens, alone in ((1024, 61784064), (4096, 125485056), (32768, 720027648)):
+            row = self.plan(self.config(), "-c", str(tokens), "--kv", "quarot")["results"][0]
+            self.assertEqual(row["bytes"], alone + 36 * 2 * 8 * 320 * 36)
+        f16 = self.plan(self.config(), "-c", "32768", "--kv", "f16")["results"][0]
+        self.assertEqual(f16["bytes"], 4831838208)
+
+    def test_what_fits(self):
+        document = self.plan(self.config(), "-c", "4096", "--memory", "1.5G", "--parallel", "2")
+        for row in document["results"]:
+            fits = row["max_context_tokens"]
+            self.assertEqual(fits % 256, 0)
+            for tokens, inside in ((fits, True), (fits + 256, False)):
+                if tokens > 40960:
+                    continue
+                again = self.plan(
+                    self.config(), "-c", str(tokens), "--parallel", "2", "--kv", row["kv"]
+                )
+                self.assertEqual(again["results"][0]["bytes"] <= 3 << 29, inside, row["kv"])
+        for text in ("2X", "-1", "0", "G", "1e40"):
+            self.refused("plan", "-m", self.config(), "--memory", text, names=["memory", text])
+
+    def test_configurations_with_windows(self):
+        gemma = {"model_type": "gemma3_text", "sliding_window": 512, "sliding_window_pattern": 6}
+        types = ["sliding_attention"] * 35 + ["full_attention"]
+        for changes, full in (
+            (gemma, 6),
+            ({"model_type": "gemma2", "sliding_window": 4096}, 18),
+            ({"model_type": "olmo3", "sliding_window": 4096, "layer_types": types}, 1),
+            ({"sliding_window": 4096, "use_sliding_window": True}, 36),
+            ({"model_type": "mistral", "sliding_window": 4096}, 36),
+        ):
+            groups = self.plan(self.config(**changes), "-c", "32768", "--kv", "f16")["results"][0][
+                "groups"
+            ]
+            self.assertEqual(len(groups[0]["layers"]), full, changes)
+        inner = {"model_type": "gemma3", "text_config": {**QWEN3, **gemma}}
+        groups = self.plan(self.write("config.json", json.dumps(inner)), "--kv", "f16")
+        self.assertEqual(len(groups["results"][0]["groups"]), 2)
+
+    def test_configurations_that_are_refused(self):
+        for changes, names in (
+            ({"kv_lora_rank": 512}, ["qwen3", "MLA"]),
+            ({"model_type": "jamba", "attn_layer_period": 8}, ["jamba", "attn_layer_period"]),
+            ({"layer_types": ["linear_attention"] * 36}, ["layer 0", "linear_attention"]),
+            ({"layer_types": ["full_attention"]}, ["layer_types", "1", "36"]),
+            ({"model_type": "new", "sliding_window": 100}, ["new", "100"]),
+            ({"num_hidden_layers": "gone"}, ["num_hidden_layers"]),
+            ({"num_hidden_layers": -1}, ["num_hidden_layers", "-1"]),
+            ({"num_key_value_heads": 1.5}, ["num_key_value_heads", "1.5"]),
+            ({"is_encoder_decoder": True}, ["encoder"]),
+        ):
+            self.refused("plan", "-m", self.config(**changes), "--kv", "f16", names=names)
+        self.refused("plan", "-m", self.config(head_dim=72), names=["head size 72", "multiples"])
+        self.refused("plan", "-m", self.write("c.json", "{"), names=["c.json"])
+        self.refused("plan", "-m", self.write("c.json", ""), names=["c.json"])
+        self.refused("plan", "-m", "none.gguf", names=["none.gguf"])
+
+    def test_models_that_are_refused(self):
+        for extra, names in (
+            (key("llama.attention.kv_lora_rank", UINT32, 512), ["llama", "MLA"]),
+            (key("llama.ssm.state_size", UINT32, 16), ["llama", "llama.ssm.state_size"]),
+            (key("llama.attention.indexer.head_count", UINT32, 4), ["llama", "indexer"]),
+        ):
+            model = TinyModel()
+            model.extra_keys = [extra]
+            self.refused("plan", "-m", self.write("m.gguf", model.bytes()), names=names)
+        cut = TinyModel().bytes()[:-100]
+        self.assert_small(
+            self.refused("plan", "-m", self.write("m.gguf", cut), names=["truncated"])
+        )
+        self.refused(
+            "plan", "-m", self.write("m.gguf", b"GGUF" + struct.pack("<I", 9)), names=["version 9"]
+        )
+
+
+if __name__ == "__main__":
+    unittest.TestCase.maxDiff = None
+    main()
