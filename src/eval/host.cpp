@@ -1,14 +1,17 @@
 #include "eval/host.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <llama.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <utility>
 
 #include "base/error.h"
+#include "base/mapped_file.h"
 
 namespace oscar::eval {
 namespace {
@@ -20,6 +23,40 @@ constexpr const char* kPluginFile = "liboscar-ggml.so";
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
+}
+
+// The loader maps a library by what its header says; where the file ends before that, touching it
+// ends the process.
+void check_whole_library(const std::string& path) {
+  const MappedFile file(path);
+  ElfW(Ehdr) header{};
+  const bool has_header = file.bytes().size() >= sizeof header;
+  if (has_header) std::memcpy(&header, file.bytes().data(), sizeof header);
+  if (!has_header || std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) {
+    throw Error(ErrorCode::kCorrupt, path + ": is no shared library");
+  }
+  const std::uint64_t needed = header.e_shoff + std::uint64_t{header.e_shnum} * header.e_shentsize;
+  if (needed <= file.bytes().size()) return;
+  throw Error(ErrorCode::kCorrupt, path + ": is cut short: " + std::to_string(needed) +
+                                       " bytes are needed, it has " +
+                                       std::to_string(file.bytes().size()));
+}
+
+template <typename Function>
+void resolve(ggml_backend_reg_t registry, const char* name, Function* function) {
+  *function = reinterpret_cast<Function>(ggml_backend_reg_get_proc_address(registry, name));
+  if (*function == nullptr) {
+    throw Error(ErrorCode::kMismatch, std::string(kPluginFile) + " has no function '" + name +
+                                          "'; program and plugin must be of one build");
+  }
+}
+
+}  // namespace
+
+std::string executable_folder() {
+  std::error_code failure;
+  const fs::path path = fs::read_symlink("/proc/self/exe", failure);
+  return failure ? "./" : path.parent_path().string() + "/";
 }
 
 std::string llama_folder() {
@@ -47,23 +84,6 @@ std::string find_plugin() {
                                         "../lib/ nor beside the program; set OSCAR_PLUGIN to it");
 }
 
-template <typename Function>
-void resolve(ggml_backend_reg_t registry, const char* name, Function* function) {
-  *function = reinterpret_cast<Function>(ggml_backend_reg_get_proc_address(registry, name));
-  if (*function == nullptr) {
-    throw Error(ErrorCode::kMismatch, std::string(kPluginFile) + " has no function '" + name +
-                                          "'; program and plugin must be of one build");
-  }
-}
-
-}  // namespace
-
-std::string executable_folder() {
-  std::error_code failure;
-  const fs::path path = fs::read_symlink("/proc/self/exe", failure);
-  return failure ? "./" : path.parent_path().string() + "/";
-}
-
 std::string llama_version_text() { return llama_version(); }
 
 Host::Host(HostOptions options) : options_(std::move(options)) {
@@ -89,6 +109,7 @@ const Plugin& Host::plugin() {
   // GGML_BACKEND_PATH may have brought it along already.
   if (ggml_backend_dev_by_name(ggml_plugin::kDeviceName) == nullptr) {
     const std::string path = find_plugin();
+    check_whole_library(path);
     first_error_.clear();
     if (ggml_backend_load(path.c_str()) == nullptr) {
       const std::string reason = take_error();

@@ -58,6 +58,8 @@ class Host {
 };
 
 std::string executable_folder();  // with a '/' at its end
+std::string llama_folder();       // of the libraries that this program runs with
+std::string find_plugin();        // throws Error(kNotFound)
 std::string llama_version_text();
 
 }  // namespace oscar::eval

@@ -13,5 +13,6 @@ void add_run(CLI::App* program);
 void add_eval(CLI::App* program);
 void add_compare(CLI::App* program);
 void add_plan(CLI::App* program);
+void add_doctor(CLI::App* program);
 
 }  // namespace oscar::tool

@@ -79,6 +79,7 @@ int main(int argc, char** argv) {
   oscar::tool::add_eval(&program);
   oscar::tool::add_compare(&program);
   oscar::tool::add_plan(&program);
+  oscar::tool::add_doctor(&program);
   int status = kErrorExit;
   try {
     status = run(&program, argc, argv);

@@ -1,0 +1,66 @@
+"""`oscar doctor`: one line a check, and an exit status that says whether all is well."""
+
+import json
+import os
+import pathlib
+import shutil
+
+import cli_case
+from cli_case import CliTest, main
+
+
+class Doctor(CliTest):
+    def checks(self, path):
+        document = json.loads(pathlib.Path(path).read_text())
+        return document["ok"], {check["name"]: check for check in document["checks"]}
+
+    def test_all_is_well(self):
+        path = self.folder / "d.json"
+        result = self.good("doctor", "--json", str(path))
+        ok, checks = self.checks(path)
+        self.assertTrue(ok)
+        self.assertEqual(len(result.out.splitlines()), len(checks))
+        for name in ("processor", "kernels", "codec, scalar", "attention, scalar", "llama.cpp"):
+            self.assertIn(name, checks)
+        self.assertIn("built for ggml", checks["plugin"]["text"])
+        self.assertIn("llama-server", checks["llama-server"]["text"])
+        self.assertIn("relative error", checks["attention, scalar"]["text"])
+
+    def failing(self, name, *words, arguments=()):
+        path = self.folder / "d.json"
+        result = self.run_cli("doctor", *arguments, "--json", str(path))
+        self.assertEqual(result.status, 1, result)
+        ok, checks = self.checks(path)
+        self.assertFalse(ok)
+        self.assertEqual([n for n, check in checks.items() if not check["ok"]], [name])
+        for word in words:
+            self.assertIn(word, checks[name]["text"])
+        self.assertIn("1 of", result.err.splitlines()[-1])
+
+    def test_kernels_that_the_machine_lacks(self):
+        self.environment["OSCAR_CPU"] = "abacus"
+        self.failing("kernels", "abacus", "scalar")
+
+    def test_a_server_that_is_none(self):
+        self.failing("llama-server", "none", arguments=["--server", "none"])
+        other = self.write("other", "#!/bin/sh\necho Available devices:\n")
+        os.chmod(other, 0o755)
+        self.failing("llama-server", other, "OSCAR0", arguments=["--server", other])
+
+    def test_a_plugin_that_is_none(self):
+        folder = pathlib.Path(cli_case.program).parent.parent
+        broken = self.folder / "liboscar-ggml.so"
+        shutil.copy(folder / "lib" / "liboscar-ggml.so", broken)
+        broken.write_bytes(broken.read_bytes()[:1000])
+        self.environment["OSCAR_PLUGIN"] = str(broken)
+        path = self.folder / "d.json"
+        result = self.run_cli("doctor", "--json", str(path))
+        self.assertEqual(result.status, 1, result)
+        _, checks = self.checks(path)
+        self.assertFalse(checks["plugin"]["ok"])
+        self.assertIn(str(broken), checks["plugin"]["text"])
+        self.assertFalse(checks["llama-server"]["ok"])
+
+
+if __name__ == "__main__":
+    main()
