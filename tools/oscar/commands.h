@@ -14,5 +14,6 @@ void add_eval(CLI::App* program);
 void add_compare(CLI::App* program);
 void add_plan(CLI::App* program);
 void add_doctor(CLI::App* program);
+void add_serve(CLI::App* program);
 
 }  // namespace oscar::tool

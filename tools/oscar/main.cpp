@@ -4,11 +4,14 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "commands.h"
+#include "serve_arguments.h"
 #include "support.h"
 
 namespace {
@@ -49,7 +52,10 @@ std::string usage_message(const CLI::App& program, const CLI::ParseError& usage,
 
 int run(CLI::App* program, int argc, char** argv) {
   try {
-    program->parse(argc, argv);
+    std::vector<std::string> arguments =
+        oscar::tool::with_server_options_last({argv + 1, argv + argc});
+    std::reverse(arguments.begin(), arguments.end());  // as the parser wants them
+    program->parse(std::move(arguments));
   } catch (const CLI::ParseError& usage) {
     // --help and --version come this way too.
     if (usage.get_exit_code() == 0) return program->exit(usage);
@@ -69,6 +75,7 @@ int main(int argc, char** argv) {
       "  oscar run -m model.gguf -p 'Why is the sky blue?' --kv model.oscar.safetensors\n"
       "  oscar eval kl -m model.gguf -f other.txt --ctx 4096 --kv quarot --kv "
       "model.oscar.safetensors");
+  program.name("oscar");
   program.require_subcommand(1);
   program.set_version_flag("--version", [] {
     return "oscar " OSCAR_VERSION ", llama.cpp " + oscar::eval::llama_version_text();
@@ -80,6 +87,7 @@ int main(int argc, char** argv) {
   oscar::tool::add_compare(&program);
   oscar::tool::add_plan(&program);
   oscar::tool::add_doctor(&program);
+  oscar::tool::add_serve(&program);
   int status = kErrorExit;
   try {
     status = run(&program, argc, argv);
