@@ -15,5 +15,6 @@ void add_compare(CLI::App* program);
 void add_plan(CLI::App* program);
 void add_doctor(CLI::App* program);
 void add_serve(CLI::App* program);
+void add_bench(CLI::App* program);
 
 }  // namespace oscar::tool

@@ -88,6 +88,7 @@ int main(int argc, char** argv) {
   oscar::tool::add_plan(&program);
   oscar::tool::add_doctor(&program);
   oscar::tool::add_serve(&program);
+  oscar::tool::add_bench(&program);
   int status = kErrorExit;
   try {
     status = run(&program, argc, argv);

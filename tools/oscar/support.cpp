@@ -1,6 +1,7 @@
 #include "support.h"
 
 #include <signal.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -145,6 +146,13 @@ void print_table(const std::vector<std::vector<std::string>>& rows) {
 void write_json(const std::string& path, const Json& document) {
   // Bytes of an answer that are no UTF-8 become U+FFFD: a model may end in half a character.
   write_file_atomically(path, document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+std::string host_text() {
+  utsname names{};
+  ::uname(&names);
+  return std::string(names.sysname) + " " + names.machine + ", " +
+         std::to_string(std::thread::hardware_concurrency()) + " processors";
 }
 
 Json json_header(const CommonOptions& options, const eval::Workbench& workbench) {

@@ -56,6 +56,7 @@ void print_table(const std::vector<std::vector<std::string>>& rows);
 
 // Written whole or not at all. Keys that every result file has are added: version, host.
 void write_json(const std::string& path, const Json& document);
+std::string host_text();  // system, architecture, processors
 Json json_header(const CommonOptions& options, const eval::Workbench& workbench);
 
 // A line on stderr with the share done and the time left; silent where stderr is no terminal.

@@ -1,0 +1,127 @@
+"""`oscar bench` on a tiny model: what it writes is what it promises, and it measures something."""
+
+import json
+
+from cli_case import CliTest, main
+
+
+class Bench(CliTest):
+    def results(self, *arguments):
+        path = self.folder / "b.json"
+        self.good("bench", *arguments, "--json", str(path))
+        document = json.loads(path.read_text())
+        self.assertTrue(document["host"])
+        self.assertTrue(document["cpu"])
+        return document
+
+    def check_spread(self, spread):
+        self.assertGreater(spread["p10"], 0)
+        self.assertLessEqual(spread["p10"], spread["median"])
+        self.assertLessEqual(spread["median"], spread["p90"])
+
+    def test_decode(self):
+        kvs = ["f16", "q8_0", "q4_0", "quarot", "naive:k16v16"]
+        options = [part for kv in kvs for part in ("--kv", kv)]
+        document = self.results(
+            "decode", "-m", self.tiny(), "-t", "1", "--depth", "0,700,1800", "--rounds", "2",
+            "--steps", "3", *options,
+        )  # fmt: skip
+        self.assertEqual(document["model"], "tiny.gguf")
+        rows = document["results"]
+        self.assertEqual(
+            [(row["kv"], row["depth"]) for row in rows],
+            [(kv, depth) for depth in (0, 700, 1800) for kv in kvs],
+        )
+        for row in rows:
+            self.check_spread(row["tokens_per_s"])
+            self.assertEqual(row["threads"], 1)
+            self.assertTrue(row["method"])
+            self.assertLess(0, row["attention_share"])
+            self.assertLess(row["attention_share"], 1)
+        # Attention is most of what a tiny model does in a deep context.
+        shares = {(row["kv"], row["depth"]): row["attention_share"] for row in rows}
+        for kv in kvs:
+            self.assertGreater(shares[kv, 1800], shares[kv, 0])
+
+    def test_a_filled_context_is_a_context(self):
+        """Cells that were copied to their positions are attended as decoded ones are: the depth
+        costs what a prompt of that length costs to follow."""
+        arguments = ["-t", "1", "--rounds", "8", "--steps", "8", "--kv", "f16", "--kv", "quarot"]
+        rows = self.results("decode", "-m", self.tiny(), "--depth", "16,1900", *arguments)[
+            "results"
+        ]
+        speed = {(row["kv"], row["depth"]): row["tokens_per_s"]["median"] for row in rows}
+        for kv in ("f16", "quarot"):
+            self.assertLess(speed[kv, 1900], speed[kv, 16])
+
+    def test_sliding_windows_are_decoded(self):
+        model = self.tiny(architecture="gemma3", layers=7)
+        rows = self.results(
+            "decode", "-m", model, "-t", "1", "--depth", "1500", "--rounds", "1", "--kv", "f16",
+            "--kv", "quarot",
+        )["results"]  # fmt: skip
+        self.assertEqual(len(rows), 2)
+
+    def test_prefill(self):
+        rows = self.results(
+            "prefill", "-m", self.tiny(), "-t", "1", "--tokens", "64,1100", "--rounds", "2", "--kv",
+            "f16", "--kv", "quarot",
+        )["results"]  # fmt: skip
+        self.assertEqual([row["depth"] for row in rows], [64, 64, 1100, 1100])
+        for row in rows:
+            self.check_spread(row["tokens_per_s"])
+
+    def test_attention(self):
+        kvs = [
+            "f16",
+            "q8_0",
+            "q4_0",
+            "naive:k16v16",
+            "oscar-plus:k2v2",
+            "oscar-plus:k3v2",
+            "quarot",
+        ]
+        options = [part for kv in kvs for part in ("--kv", kv)]
+        for queries in ("1", "20"):
+            document = self.results(
+                "attention", "--shape", "4/2/64", "--depth", "100,700", "--rounds", "3",
+                "--queries", queries, *options,
+            )  # fmt: skip
+            self.assertGreater(document["read_gigabytes_per_s"], 0)
+            self.assertEqual(len(document["results"]), 2 * len(kvs))
+            for row in document["results"]:
+                self.check_spread(row["ns"])
+                self.assertAlmostEqual(
+                    row["ns_per_token_head"],
+                    row["ns"]["median"] / (row["depth"] * 2 * int(queries)),
+                    places=3,
+                )
+                # Both sides compute the attention that they are timed for.
+                limit = {"q4_0": 0.3, "q8_0": 0.03}.get(row["kv"], 0.02)
+                self.assertLess(row["relative_error"], limit, row)
+        bytes_of = {row["kv"]: row["bytes"] for row in document["results"] if row["depth"] == 700}
+        self.assertEqual(bytes_of["f16"], 700 * 2 * 2 * 64 * 2)
+        self.assertEqual(bytes_of["quarot"] * 64, bytes_of["f16"] * 10)
+
+    def test_encode(self):
+        rows = self.results("encode", "--shape", "4/2/64", "--depth", "1,300", "--rounds", "3")
+        for row in rows["results"]:
+            self.check_spread(row["ns"])
+            self.assertNotIn("relative_error", row)
+
+    def test_bad_input(self):
+        model = self.tiny()
+        self.refused("bench", status=2)
+        self.refused("bench", "decode", status=2, names=["--model"])
+        self.refused("bench", "decode", "-m", model, "--depth", "-1", status=2, names=["--depth"])
+        self.refused("bench", "decode", "-m", model, "--depth", "4096", names=["4096", "2048"])
+        self.refused("bench", "decode", "-m", model, "--depth", "2048", names=["2048"])
+        for shape in ("12", "12/5/128", "12/2/100", "0/0/0", "12/2/128/1", "a/b/c"):
+            self.refused("bench", "attention", "--shape", shape, names=["--shape", shape])
+        self.refused("bench", "attention", "--queries", "10", "--depth", "5", names=["10", "5"])
+        artefact = self.write("a.safetensors", "x")
+        self.refused("bench", "attention", "--kv", artefact, names=["artefact"])
+
+
+if __name__ == "__main__":
+    main()
