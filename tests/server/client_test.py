@@ -151,6 +151,39 @@ class Client(ServerTest):
             )
 
 
+class PromptCache(ServerTest):
+    def first_logprobs(self, kv):
+        """Of the likeliest next tokens: of a prompt that is new, and of the same from the cache."""
+        prompt = "The harbour was quiet that morning, and the boats lay still. " * 60
+        with Server(self.folder, "-c", 2048, "-np", 1, "-t", 2, kv=kv) as server:
+            answers = [
+                server.complete(prompt, n_predict=1, cache_prompt=True, n_probs=10)
+                for _ in range(3)
+            ]
+        self.assertEqual(answers[0]["timings"]["cache_n"], 0)
+        self.assertGreater(answers[1]["timings"]["cache_n"], 700)
+        return [
+            {
+                entry["id"]: entry["logprob"]
+                for entry in a["completion_probabilities"][0]["top_logprobs"]
+            }
+            for a in answers
+        ]
+
+    def change(self, kv):
+        new, cached, again = self.first_logprobs(kv)
+        common = new.keys() & cached.keys() & again.keys()
+        self.assertGreater(len(common), 4)
+        self.assertEqual(cached, again)
+        return max(abs(new[token] - cached[token]) for token in common)
+
+    def test_a_cached_prompt_answers_as_a_new_one(self):
+        """B33: the change is what llama.cpp's own f16 cache shows, twice at most."""
+        f16, ours = self.change("f16"), self.change("quarot")
+        print(f"largest change of a log probability: f16 {f16:.4g}, quarot {ours:.4g}")
+        self.assertLessEqual(ours, max(2 * f16, 0.01))
+
+
 class Load(ServerTest):
     """B37, and what a day of impatient clients does."""
 
