@@ -3,6 +3,7 @@
 A section lies between the comments `<!-- NAME:begin … -->` and `<!-- NAME:end -->`:
   demo      demo.json, what `scripts/demo --json` wrote
   quality   DATE-eval-kl-MODEL-4k.json, what `oscar eval kl --json` wrote; the last date of each
+  cuda      DATE-cuda-decode-DEVICE.json and DATE-cuda-loop-DEVICE.json, of `scripts/gpu_check`
 
 Usage: update_readme.py            rewrites README.md
        update_readme.py --check    exits 1 when README.md and the figures disagree
@@ -119,7 +120,53 @@ def quality() -> str:
     return "\n".join(lines)
 
 
-SECTIONS: dict[str, Callable[[], str]] = {"demo": demo, "quality": quality}
+def cuda_us(results: list[dict], kernels: tuple[str, ...], heads: int, size: tuple) -> float:
+    """Shortest sustained time of a launch; ours with K2 V2 affine and exact copies."""
+    return min(
+        result["us"]["median"]
+        for result in results
+        if result["kernel"] in kernels
+        and "burst" not in result["variant"]
+        and (result["kernel"] != "oscar" or "affine window" in result["variant"])
+        and not result["shape"]["mean_term"]
+        and result["shape"]["num_q_heads"] == heads
+        and result["shape"]["head_dim"] == 128
+        and (result["shape"]["batch"], result["shape"]["context"]) == size
+    )
+
+
+def cuda() -> str:
+    """Decode attention against the faster BF16 kernel of the same run, and whole decode steps."""
+    decode = max(RESULTS.glob("*-cuda-decode-*.json"))
+    loop = max(RESULTS.glob("*-cuda-loop-*.json"))
+    results = read(decode)["results"]
+    sizes = [(1, 30000), (1, 100000), (8, 30000), (8, 100000), (32, 30000), (32, 100000)]
+    titles = [f"batch {batch}, {context // 1000}k" for batch, context in sizes]
+    lines = ["| attention, µs | " + " | ".join(titles) + " |", "| --- |" + " --- |" * len(sizes)]
+    for heads in (32, 64):
+        ours = [cuda_us(results, ("oscar",), heads, size) for size in sizes]
+        theirs = [cuda_us(results, ("flashinfer", "fa3"), heads, size) for size in sizes]
+        cells = [f"{a:.1f} / {b:.0f} (÷ {b / a:.1f})" for a, b in zip(ours, theirs, strict=True)]
+        lines.append(f"| {heads} query, 8 KV heads of 128 | " + " | ".join(cells) + " |")
+    steps = {(r["model"], r["batch"], r["context"]): r for r in read(loop)["results"]}
+    for model, label in (("qwen3-8b", "Qwen3-8B"), ("qwen3-4b", "Qwen3-4B")):
+        rows = [steps[(model, *size)] for size in sizes]
+        cells = [
+            f"{r['oscar_ms']:.1f} / {r['fa3_ms']:.1f} ms (÷ {r['fa3_ms'] / r['oscar_ms']:.1f})"
+            for r in rows
+        ]
+        lines.append(f"| a decode step of {label}'s shape | " + " | ".join(cells) + " |")
+    report = read(decode)
+    lines += [
+        "",
+        f"{report['device']}, CUDA {report['cuda']}, commit {report['commit']}, {report['date']}; "
+        "sustained load, layers rotated past the L2.",
+        f"From `bench/results/{decode.name}` and `{loop.name}`.",
+    ]
+    return "\n".join(lines)
+
+
+SECTIONS: dict[str, Callable[[], str]] = {"demo": demo, "quality": quality, "cuda": cuda}
 
 
 def rewritten(text: str) -> str:

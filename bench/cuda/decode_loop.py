@@ -16,6 +16,7 @@ predict, and the limit that free attention would set.
 """
 
 import ctypes
+import datetime
 import json
 import statistics
 import sys
@@ -386,6 +387,7 @@ def main():
             "device": torch.cuda.get_device_name(),
             "cuda": torch.version.cuda,
             "commit": sys.argv[3] if len(sys.argv) > 3 else "unknown",
+            "date": datetime.date.today().isoformat(),
             "results": results,
         }
         head = json.dumps({k: v for k, v in report.items() if k != "results"})

@@ -5,6 +5,7 @@ FlashInfer and FA3, same run.
 Usage: table.py MERGED_JSON FILE...
 """
 
+import datetime
 import json
 import sys
 
@@ -39,6 +40,7 @@ def main():
             merged["results"] += report["results"]
     with open(sys.argv[1], "w") as file:
         head = {k: v for k, v in merged.items() if k != "results"}
+        head["date"] = datetime.date.today().isoformat()
         lines = ",\n".join("  " + json.dumps(r) for r in merged["results"])
         file.write(json.dumps(head)[:-1] + ', "results": [\n' + lines + "\n]}\n")
     results = merged["results"]

@@ -82,7 +82,9 @@ struct DecodeConfig {
   static constexpr int kBytesPerWarp = kStages * kStageBytes + kRows * kScratchStride * 4;
   static constexpr int kWarpBytes = 227 * 1024 - 8 * 1024 - kRows * kQueryRowBytes -
                                     kKeyTiles * kHeadTiles * kQueryWords * 32 * 4 - kMeanBytes;
-  static constexpr int kMostWarps = kHeadDim == 256 ? 8 : kKeyBits == 3 || kMean ? 12 : 16;
+  static constexpr bool kHasManyValues =
+      kKeyBits == 3 || (kMean && (kHeadTiles == 2 || kHeadDim != 128 || kKeyBits != 2));
+  static constexpr int kMostWarps = kHeadDim == 256 ? 8 : kHasManyValues ? 12 : 16;
   static constexpr int kWarps = kMostWarps * kBytesPerWarp <= kWarpBytes ? kMostWarps
                                 : 12 * kBytesPerWarp <= kWarpBytes       ? 12
                                 : 8 * kBytesPerWarp <= kWarpBytes        ? 8
