@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "format/artefact.h"
+#include "format/artefact_hash.h"
 #include "format/safetensors.h"
 #include "seed_artefact.h"
 
@@ -40,6 +41,7 @@ struct EditedFile {
         {reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()}, "seed");
     EditedFile out;
     out.metadata = file.metadata;
+    out.metadata.erase(kContentHash);  // every edit would be refused for it
     for (const auto& [name, view] : file.tensors) {
       out.tensors[name] = {view.dtype, view.shape, {view.bytes.begin(), view.bytes.end()}};
     }

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <system_error>
 
@@ -20,6 +21,34 @@ namespace {
 constexpr mode_t kNewFileMode = 0666;              // less the umask
 constexpr std::uint64_t kMaxWriteBytes = 1 << 30;  // Linux writes at most 2 GiB − 4 KiB a call
 constexpr int kMaxNameAttempts = 1000;
+constexpr int kMaxLinks = 40;  // as Linux follows
+
+// Names of temporary files that exist, for remove_temporary_files(). More than these at once are
+// not remembered.
+struct TemporaryName {
+  std::atomic<bool> taken{false};
+  std::atomic<bool> complete{false};
+  char name[4096];
+};
+TemporaryName temporary_names[8];
+
+void remember(const std::string& name) {
+  for (TemporaryName& slot : temporary_names) {
+    if (name.size() >= sizeof slot.name || slot.taken.exchange(true)) continue;
+    std::memcpy(slot.name, name.c_str(), name.size() + 1);
+    slot.complete = true;
+    return;
+  }
+}
+
+void forget(const std::string& name) {
+  for (TemporaryName& slot : temporary_names) {
+    if (!slot.complete || name != slot.name) continue;
+    slot.complete = false;
+    slot.taken = false;
+    return;
+  }
+}
 
 [[noreturn]] void fail(const std::string& path, const std::string& reason) {
   throw Error(ErrorCode::kIo, "cannot write " + in_quotes(path) + ": " + reason);
@@ -45,7 +74,26 @@ int create_temporary(const std::filesystem::path& folder, mode_t mode, std::stri
   return -1;
 }
 
+// Through links, so that the link stays and its target is replaced or made.
+std::string through_links(const std::string& path) {
+  namespace fs = std::filesystem;
+  fs::path target = path;
+  std::error_code error;
+  for (int i = 0; i < kMaxLinks && fs::is_symlink(target, error); ++i) {
+    const fs::path next = fs::read_symlink(target, error);
+    if (error) fail(path, error.message());
+    target = next.is_absolute() ? next : target.parent_path() / next;
+  }
+  return target.string();
+}
+
 }  // namespace
+
+void remove_temporary_files() noexcept {
+  for (const TemporaryName& slot : temporary_names) {
+    if (slot.complete) ::unlink(slot.name);
+  }
+}
 
 void write_all(int fd, const void* bytes, std::uint64_t num_bytes, const std::string& name,
                std::uint64_t already_written) {
@@ -64,17 +112,15 @@ void write_all(int fd, const void* bytes, std::uint64_t num_bytes, const std::st
   }
 }
 
-AtomicFile::AtomicFile(const std::string& path) : path_(path), target_(path) {
+AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   namespace fs = std::filesystem;
   if (path.empty()) fail(path, "the name is empty");
-  std::error_code error;
-  // Through links, so that the link stays and its target is replaced.
-  if (fs::exists(path, error)) target_ = fs::canonical(path, error).string();
-  if (error) fail(path, error.message());
+  target_ = through_links(path);
   mode_t mode = kNewFileMode;
   struct stat status;
   const bool exists = ::stat(target_.c_str(), &status) == 0;
   if (exists) {
+    if (S_ISDIR(status.st_mode)) fail(path, "it is a folder; give a file");
     if (!S_ISREG(status.st_mode)) fail(path, "it exists and is not a regular file");
     if (::access(target_.c_str(), W_OK) != 0) fail(path, reason_of(errno));
     mode = status.st_mode & 07777;
@@ -91,6 +137,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path), target_(path) {
                     ": " + reason_of(code));
   }
   temporary_ = name;
+  remember(temporary_);
   if (exists) ::fchmod(fd_, mode);  // open() took the umask off; a failure leaves the stricter mode
 }
 
@@ -99,7 +146,10 @@ AtomicFile::~AtomicFile() { discard(); }
 void AtomicFile::discard() noexcept {
   if (fd_ >= 0) ::close(fd_);
   fd_ = -1;
-  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  if (!temporary_.empty()) {
+    ::unlink(temporary_.c_str());
+    forget(temporary_);
+  }
   temporary_.clear();
 }
 
@@ -124,6 +174,7 @@ void AtomicFile::commit() {
     discard();
     fail(path_, reason_of(error));
   }
+  forget(temporary_);
   temporary_.clear();
   // The new name is durable once the folder is; where folders cannot be synced the rename stands
   // all the same.

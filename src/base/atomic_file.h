@@ -9,8 +9,8 @@ namespace oscar {
 
 // Writes to a temporary name in the target's folder; commit() makes it durable and renames it over
 // the target. Without commit the temporary file is removed and the target is untouched. A symbolic
-// link is followed; an existing target that is no regular file is refused; an existing target's
-// permissions are kept. Not thread-safe.
+// link is followed, whether or not its target exists; an existing target that is no regular file is
+// refused; an existing target's permissions are kept. Not thread-safe.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::string& path);  // throws Error(kIo | kNotFound)
@@ -35,6 +35,10 @@ class AtomicFile {
 };
 
 void write_file_atomically(const std::string& path, std::string_view bytes);
+
+// Removes what uncommitted AtomicFiles of this process have written so far. Safe in a signal
+// handler that ends the process.
+void remove_temporary_files() noexcept;
 
 // All bytes to a descriptor; `name` and `already_written` are for the message. Throws Error(kIo).
 void write_all(int fd, const void* bytes, std::uint64_t num_bytes, const std::string& name,

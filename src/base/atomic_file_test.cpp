@@ -56,6 +56,23 @@ TEST(AtomicFile, ReplacesAndKeepsPermissions) {
   EXPECT_EQ(status.st_mode & 07777, mode_t{0640});
 }
 
+TEST(AtomicFile, FollowsALinkWhoseTargetIsMissing) {
+  const TestFolder folder;
+  fs::create_symlink("target", folder.file("link"));
+  write_file_atomically(folder.file("link"), "new");
+  EXPECT_TRUE(fs::is_symlink(folder.file("link")));
+  EXPECT_EQ(read_text(folder.file("target")), "new");
+}
+
+TEST(AtomicFile, TemporaryFilesCanBeRemovedBeforeTheProcessEnds) {
+  const TestFolder folder;
+  AtomicFile one(folder.file("a")), two(folder.file("b"));
+  one.write("part");
+  EXPECT_EQ(folder.num_entries(), 2);
+  remove_temporary_files();
+  EXPECT_EQ(folder.num_entries(), 0);
+}
+
 TEST(AtomicFile, NewFileHasTheUsersPermissions) {
   const TestFolder folder;
   const mode_t before = ::umask(027);
@@ -85,7 +102,7 @@ TEST(AtomicFile, WorksForTheLongestName) {
 
 TEST(AtomicFile, RefusesWhatIsNoFile) {
   const TestFolder folder;
-  expect_error(ErrorCode::kIo, {folder.path().string(), "not a regular file"},
+  expect_error(ErrorCode::kIo, {folder.path().string(), "a folder"},
                [&] { AtomicFile file(folder.path().string()); });
   // As root a rename over a device would replace the device.
   expect_error(ErrorCode::kIo, {"/dev/full", "not a regular file"},

@@ -18,7 +18,7 @@ constexpr std::size_t kBufferBytes = 1 << 16;
 }  // namespace
 
 ByteReader::ByteReader(const std::string& path) : path_(path) {
-  fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO has no end
   if (fd_ < 0) {
     const ErrorCode code = errno == ENOENT ? ErrorCode::kNotFound : ErrorCode::kIo;
     throw Error(code, path + ": cannot open: " + std::strerror(errno));

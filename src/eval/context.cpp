@@ -40,7 +40,12 @@ Model::Model(Host* host, const ModelFile& file, Placement placement)
   params.progress_callback = goes_on;
   params.progress_callback_user_data = host;
   host->take_error();
-  model_.reset(llama_model_load_from_file(file.path.c_str(), params));
+  try {
+    model_.reset(llama_model_load_from_file(file.path.c_str(), params));
+  } catch (const std::exception& error) {  // of a vocabulary that contradicts itself
+    throw Error(ErrorCode::kCorrupt,
+                file.path + ": llama.cpp refuses it: " + std::string(error.what()));
+  }
   host->throw_if_stopped();
   if (!model_) {
     throw Error(ErrorCode::kCorrupt, file.path + ": llama.cpp refuses it: " + reason_text(host));

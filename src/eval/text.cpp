@@ -72,6 +72,10 @@ TextFile::TextFile(const std::string& path) : path_(path), file_(path) {
                 path + ": is not UTF-8: the byte at offset " + std::to_string(*offset) +
                     " belongs to no character; convert it, e.g. with iconv -t UTF-8");
   }
+  if (const std::size_t nul = bytes().find('\0'); nul != std::string_view::npos) {
+    throw Error(ErrorCode::kInvalidArgument, path + ": the byte at offset " + std::to_string(nul) +
+                                                 " is NUL, which no text holds; is it a text?");
+  }
 }
 
 std::string_view TextFile::bytes() const {

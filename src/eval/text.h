@@ -20,7 +20,8 @@ std::optional<std::uint64_t> first_invalid_utf8(std::string_view bytes);
 // Bytes of the incomplete character at the end, 0 to 3: what a stream must hold back.
 std::size_t incomplete_utf8_tail(std::string_view bytes);
 
-// A non-empty UTF-8 file. CRLF is kept as it is. Owns the mapping; `bytes` lives as long.
+// A non-empty UTF-8 file without NUL. CRLF is kept as it is. Owns the mapping; `bytes` lives as
+// long.
 class TextFile {
  public:
   // Throws Error(kNotFound | kIo), or Error(kInvalidArgument) naming the file and the byte offset.

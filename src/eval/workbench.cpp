@@ -11,19 +11,22 @@ namespace {
 
 constexpr std::size_t kErrorBytes = 1024;
 
-// The artefact (of a file; otherwise made here, but for methods that wait for calibration) is of
-// this model, and the options suit it.
+// The artefact (of a file; otherwise made here) is of this model, and the options suit it. A method
+// that waits for calibration is judged by a data-free one of the same shapes; only whether it clips
+// and subtracts a mean shows later.
 void check_fits(const KvChoice& kv, Artefact artefact, const ModelFingerprint& model) {
-  if (kv.spec.kind == KvSpec::Kind::kFile) {
+  KvSpec spec = kv.spec;
+  if (spec.kind == KvSpec::Kind::kFile) {
     check_fingerprint(artefact, model);
-  } else if (!needs_calibration(kv)) {
+  } else {
     const calibrate::LayerShape shape = {model.num_q_heads, model.num_kv_heads, model.head_dim_k,
                                          model.head_dim_v};
-    artefact = calibrate::make_data_free(kv.spec.method, model, {{0, shape}});
-  } else {
-    return;
+    const bool waits = needs_calibration(kv);
+    artefact =
+        calibrate::make_data_free(waits ? Method::kQuarot : spec.method, model, {{0, shape}});
+    if (waits) spec.no_clip = spec.no_mean = false;
   }
-  calibrate::apply_kv_spec(kv.spec, &artefact);
+  calibrate::apply_kv_spec(spec, &artefact);
 }
 
 }  // namespace

@@ -22,9 +22,10 @@ constexpr std::array kCodebooks = {"affine", "symmetric"};
 constexpr std::array kScaleFits = {"plain", "unbiased", "least_squares"};
 constexpr std::array kPairings = {"half_split", "interleaved"};
 constexpr std::array kBooleans = {"false", "true"};
-constexpr std::array kKeys = {"basis",  "convention", "format",        "format_version", "hadamard",
-                              "info",   "k_quant",    "key_smoothing", "layer_ropes",    "layers",
-                              "method", "model",      "ropes",         "v_quant"};
+constexpr std::array kKeys = {"basis",          "content_hash", "convention", "format",
+                              "format_version", "hadamard",     "info",       "k_quant",
+                              "key_smoothing",  "layer_ropes",  "layers",     "method",
+                              "model",          "ropes",        "v_quant"};
 
 json quant_json(const QuantSpec& quant) {
   return {{"bits", quant.bits},
@@ -139,8 +140,9 @@ class Reader {
   }
 
   void read_method() {
+    const std::string& method = text("method");
     try {
-      artefact_.method = method_from_name(text("method"));
+      artefact_.method = method_from_name(method);
     } catch (const Error& error) {
       throw Error(ErrorCode::kUnsupported, in_quotes(name_) + ": " + error.what());
     }

@@ -7,6 +7,7 @@
 #include "format/artefact.h"
 #include "format/artefact_check.h"
 #include "format/artefact_fields.h"
+#include "format/artefact_hash.h"
 #include "format/artefact_metadata.h"
 #include "format/artefact_probe.h"
 #include "format/safetensors.h"
@@ -162,6 +163,8 @@ Artefact parse_artefact(const std::uint8_t* bytes, std::uint64_t num_bytes,
     check_probes(artefact.layers[i], Side::kKey, probes[i].k, name);
     check_probes(artefact.layers[i], Side::kValue, probes[i].v, name);
   }
+  // Last, so that what is plainly wrong is named first.
+  check_content_hash(file, name);
   return artefact;
 }
 

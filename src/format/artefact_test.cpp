@@ -6,7 +6,9 @@
 #include <random>
 
 #include "base/bf16.h"
+#include "base/error.h"
 #include "base/test_files.h"
+#include "format/safetensors.h"
 #include "format/test_artefact.h"
 
 namespace oscar {
@@ -42,6 +44,37 @@ void expect_equal(const Artefact& a, const Artefact& b) {
     EXPECT_EQ(x.k_error, y.k_error);
     EXPECT_EQ(x.v_error, y.v_error);
   }
+}
+
+// A flipped bit anywhere is refused, the numbers that no other check covers included: means, clips,
+// spectra, texts.
+TEST(Artefact, EveryFlippedBitIsRefused) {
+  const std::string good = serialize_artefact(test_artefact(), "test artefact");
+  std::mt19937_64 random(20260);
+  for (int i = 0; i < 2000; ++i) {
+    std::string bytes = good;
+    const std::size_t at = random() % bytes.size();
+    const int bit = static_cast<int>(random() % 8);
+    bytes[at] = static_cast<char>(bytes[at] ^ (1 << bit));
+    EXPECT_THROW(
+        parse_artefact(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size(), "a"),
+        Error)
+        << "byte " << at << " bit " << bit;
+  }
+}
+
+TEST(Artefact, ChangedNumbersAreRefusedByTheHash) {
+  const std::string good = serialize_artefact(test_artefact(), "test artefact");
+  Safetensors file = parse_safetensors(
+      {reinterpret_cast<const std::uint8_t*>(good.data()), good.size()}, "test artefact");
+  std::vector<std::uint8_t> mean(file.tensors.at("layers.1.k_mean").bytes.size(), 0);
+  file.tensors.at("layers.1.k_mean").bytes = mean;
+  const std::string bad = serialize_safetensors(file);
+  expect_error(ErrorCode::kCorrupt,
+               {"'a.safetensors'", file.metadata.at("content_hash"), "damaged"}, [&] {
+                 parse_artefact(reinterpret_cast<const std::uint8_t*>(bad.data()), bad.size(),
+                                "a.safetensors");
+               });
 }
 
 TEST(Artefact, SaveLoadSaveIsTheSame) {

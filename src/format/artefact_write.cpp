@@ -3,6 +3,7 @@
 #include "format/artefact.h"
 #include "format/artefact_check.h"
 #include "format/artefact_fields.h"
+#include "format/artefact_hash.h"
 #include "format/artefact_metadata.h"
 #include "format/artefact_probe.h"
 #include "format/safetensors.h"
@@ -48,6 +49,7 @@ ArtefactFile make_file(const Artefact& artefact, const std::string& name) {
     errors.insert(errors.end(), {layer.k_error, layer.v_error});
   }
   tensors[kErrorsTensor] = view_of(errors, {artefact.layers.size(), 2});
+  out.file.metadata[kContentHash] = content_hash(out.file);
   return out;
 }
 

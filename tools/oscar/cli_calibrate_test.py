@@ -10,6 +10,10 @@ import cli_case
 from cli_case import CliTest, main
 from tiny_gguf import TinyModel
 
+# Begins as an artefact does: what `-o` may replace.
+OLD_HEADER = b'{"__metadata__":{"format":"oscar-artefact"}}'
+OLD_ARTEFACT = len(OLD_HEADER).to_bytes(8, "little") + OLD_HEADER
+
 
 class Calibration(CliTest):
     def calibrate(self, model, *texts, output="a.safetensors", more=()):
@@ -50,7 +54,7 @@ class Calibration(CliTest):
 
     def test_texts_that_cannot_be_used(self):
         model, output = self.tiny(), self.folder / "a.safetensors"
-        output.write_bytes(b"precious")
+        output.write_bytes(OLD_ARTEFACT)
         for name, data, reason in (
             ("empty.txt", b"", "empty"),
             ("one.txt", b"a", "1 tokens"),
@@ -59,7 +63,7 @@ class Calibration(CliTest):
         ):
             text = self.write(name, data)
             self.refused(*self.calibrate(model, text), names=[text, reason])
-            self.assertEqual(output.read_bytes(), b"precious")
+            self.assertEqual(output.read_bytes(), OLD_ARTEFACT)
 
     def test_line_ends_and_one_long_line(self):
         model = self.tiny()
@@ -87,7 +91,7 @@ class Calibration(CliTest):
     def test_full_disk_leaves_the_old_file(self):
         model, output = self.tiny(), self.folder / "a.safetensors"
         text = self.write("text.txt", self.words(3000))
-        output.write_bytes(b"precious")
+        output.write_bytes(OLD_ARTEFACT)
 
         def small_files():
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
@@ -97,7 +101,7 @@ class Calibration(CliTest):
             limits=small_files,
             names=[str(output)],
         )
-        self.assertEqual(output.read_bytes(), b"precious")
+        self.assertEqual(output.read_bytes(), OLD_ARTEFACT)
         self.assertEqual(
             sorted(path.name for path in self.folder.glob("*safetensors*")), ["a.safetensors"]
         )
@@ -111,7 +115,7 @@ class Calibration(CliTest):
 
     def test_an_interrupt_writes_nothing(self):
         model, output = self.tiny(), self.folder / "a.safetensors"
-        output.write_bytes(b"precious")
+        output.write_bytes(OLD_ARTEFACT)
         # 2048 tokens at a time, far more than a second's work.
         text = self.write("text.txt", self.words(2000000))
         process = subprocess.Popen(
@@ -124,8 +128,8 @@ class Calibration(CliTest):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)
         self.assertEqual(process.returncode, 130, err)
-        self.assertEqual(err.decode().splitlines(), ["error: interrupted; nothing was written"])
-        self.assertEqual(output.read_bytes(), b"precious")
+        self.assertEqual(err.decode().splitlines(), ["error: interrupted; no file was written"])
+        self.assertEqual(output.read_bytes(), OLD_ARTEFACT)
         self.assertEqual(
             [path.name for path in self.folder.glob("*safetensors*")], ["a.safetensors"]
         )

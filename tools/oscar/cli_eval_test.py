@@ -93,7 +93,7 @@ class Evaluation(CliTest):
         model = self.tiny()
         text = self.write("text.txt", self.words(1000))
         target = self.folder / "r.json"
-        target.write_text("precious")
+        target.write_text('{"precious": 1}')
 
         def small_files():
             resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
@@ -112,7 +112,7 @@ class Evaluation(CliTest):
             limits=small_files,
         )
         self.assertEqual(result.status, 1, result)
-        self.assertEqual(target.read_text(), "precious")
+        self.assertEqual(target.read_text(), '{"precious": 1}')
         with open("/dev/full", "w") as full:
             self.refused(*self.ask(model), stdout=full, names=["standard output"])
 
@@ -130,7 +130,7 @@ class Evaluation(CliTest):
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)
         self.assertEqual(process.returncode, 130, err)
-        self.assertEqual(err.decode().splitlines(), ["error: interrupted; nothing was written"])
+        self.assertEqual(err.decode().splitlines(), ["error: interrupted; no file was written"])
         self.assertEqual(out, b"")
         self.assertFalse(path.exists())
 

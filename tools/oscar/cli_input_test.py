@@ -1,6 +1,8 @@
 """The program's options, and models good, foreign and hostile."""
 
 import json
+import os
+import pathlib
 import struct
 
 from cli_case import CliTest, main
@@ -63,6 +65,47 @@ class Usage(CliTest):
         self.refused(
             "calibrate", "-m", model, "--sample", "-o", "a", "--method", "quarot", names=["quarot"]
         )
+
+    def test_options_of_methods_are_judged_before_calibration(self):
+        model = self.tiny()
+        self.refused(*self.ask(model, "--kv", "oscar:group=48"), names=["group=48", "64"])
+        self.assertFalse((self.folder / "cache").exists())
+
+    def test_numbers_that_are_none(self):
+        for option in ("--temp", "--top-p"):
+            self.refused(*self.ask(self.tiny(), option, "nan"), status=2, names=[option, "nan"])
+
+    def test_outputs_replace_nothing_else(self):
+        model = self.tiny()
+        text = self.write("text.txt", self.words(700))
+        artefact = ["calibrate", "-m", model, "-f", text, "--tokens", "512"]
+        before = {path: pathlib.Path(path).read_bytes() for path in (model, text)}
+        for path in (model, text):
+            self.refused(*artefact, "-o", path, names=[path, "will not replace"])
+            self.refused(*self.ask(model, "--json", path), status=2, names=[path])
+        good = str(self.folder / "a.safetensors")
+        self.refused(*artefact, "-o", good, "--json", good, names=[good, "two outputs"])
+        self.good(*artefact, "-o", good)
+        self.good(*artefact, "-o", good)
+        before[good] = pathlib.Path(good).read_bytes()
+        self.refused("inspect", good, "--json", good, status=2, names=[good])
+        for path, data in before.items():
+            self.assertEqual(pathlib.Path(path).read_bytes(), data)
+
+    def test_outputs_that_cannot_be_written_are_found_first(self):
+        for path in ("", "/dev/null", "/proc/x", "/nonexistent/r.json", str(self.folder)):
+            # The model is missing too; the output is named, as no model was opened.
+            self.refused("run", "-m", "x", "-p", "y", "--json", path, status=2, names=["--json"])
+            self.refused("calibrate", "-m", "x", "--sample", "-o", path, names=[f"'{path}'"])
+
+    def test_a_fifo_is_no_model(self):
+        path = str(self.folder / "fifo.gguf")
+        os.mkfifo(path)
+        self.refused(*self.ask(path), names=[path, "no regular file"])
+
+    def test_nul_is_no_text(self):
+        path = self.write("prompt.txt", b"one\0two")
+        self.refused("run", "-m", self.tiny(), "-f", path, names=[path, "offset 3", "NUL"])
 
     def test_kernels_are_listed(self):
         path = self.folder / "kernels.json"

@@ -1,12 +1,12 @@
 // oscar calibrate
 #include <CLI/CLI.hpp>
-#include <filesystem>
 #include <memory>
 
 #include "artefact_report.h"
 #include "base/error.h"
 #include "commands.h"
 #include "eval/calibration_run.h"
+#include "output_file.h"
 #include "support.h"
 
 namespace oscar::tool {
@@ -29,21 +29,10 @@ Method calibrated_method(const std::string& name) {
                                                name + "); those that do are oscar and oscar-plus");
 }
 
-// Found out now rather than after minutes of work.
-void check_output(const std::string& path) {
-  std::error_code failure;
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  if (!folder.empty() && !std::filesystem::is_directory(folder, failure)) {
-    throw Error(ErrorCode::kNotFound, path + ": there is no folder " + folder.string());
-  }
-  if (std::filesystem::is_directory(path, failure)) {
-    throw Error(ErrorCode::kInvalidArgument, path + ": is a folder; give a file");
-  }
-}
-
 void run_calibrate(const CalibrateCommand& command) {
   const Method method = calibrated_method(command.method);
-  check_output(command.output);
+  check_output(command.output, OutputKind::kArtefact);
+  check_distinct(command.output, command.common.json);
   std::vector<std::string> paths = command.texts;
   if (command.sample) paths.push_back(sample_text_path());
   std::vector<std::unique_ptr<eval::TextFile>> files;

@@ -1,6 +1,8 @@
 // oscar run
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 
@@ -92,6 +94,11 @@ void run_run(const RunCommand& command, Chat chat) {
   }
 }
 
+// A range lets "nan" through.
+std::string finite(const std::string& text) {
+  return std::isfinite(std::strtod(text.c_str(), nullptr)) ? "" : "'" + text + "' is no number";
+}
+
 }  // namespace
 
 void add_run(CLI::App* program) {
@@ -114,12 +121,14 @@ void add_run(CLI::App* program) {
       ->check(CLI::Range(1, 1 << 24));
   app->add_option("--temp", command->sampling.temperature, "temperature; 0: the likeliest token")
       ->check(CLI::Range(0.0, 10.0))
+      ->check(finite)
       ->capture_default_str();
   app->add_option("--top-k", command->sampling.top_k, "sample from the k likeliest; 0: from all")
       ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
   app->add_option("--top-p", command->sampling.top_p, "sample from this share of the probability")
       ->check(CLI::Range(0.0, 1.0))
+      ->check(finite)
       ->capture_default_str();
   app->add_option("--seed", command->sampling.seed, "of the sampling")->capture_default_str();
   CLI::Option* chat =

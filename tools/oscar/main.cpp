@@ -94,7 +94,7 @@ int main(int argc, char** argv) {
     status = run(&program, argc, argv);
   } catch (const oscar::Error& error) {
     status = error.code() == oscar::ErrorCode::kInterrupted
-                 ? fail(kInterruptedExit, "interrupted; nothing was written")
+                 ? fail(kInterruptedExit, "interrupted; no file was written")
                  : fail(kErrorExit, error.what());
   } catch (const std::exception& error) {
     status = fail(kErrorExit, error.what());

@@ -13,6 +13,7 @@
 #include "base/atomic_file.h"
 #include "base/cpu_features.h"
 #include "base/error.h"
+#include "output_file.h"
 
 namespace oscar::tool {
 namespace {
@@ -25,7 +26,9 @@ std::string model_path;
 
 // The second signal does not wait for the work to notice the first.
 void on_signal(int) {
-  if (stop_requested.exchange(true)) ::_exit(kInterruptedExit);
+  if (!stop_requested.exchange(true)) return;
+  remove_temporary_files();
+  ::_exit(kInterruptedExit);
 }
 
 // Columns that UTF-8 text takes, near enough: its characters.
@@ -51,7 +54,8 @@ void catch_signals() {
 }
 
 void add_json_option(CLI::App* app, CommonOptions* options) {
-  app->add_option("--json", options->json, "also write the results to this file");
+  app->add_option("--json", options->json, "also write the results to this file")
+      ->check(output_check(OutputKind::kJson));
 }
 
 void add_common_options(CLI::App* app, CommonOptions* options) {
@@ -144,6 +148,7 @@ void print_table(const std::vector<std::vector<std::string>>& rows) {
 }
 
 void write_json(const std::string& path, const Json& document) {
+  check_output(path, OutputKind::kJson);
   // Bytes of an answer that are no UTF-8 become U+FFFD: a model may end in half a character.
   write_file_atomically(path, document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
