@@ -116,4 +116,19 @@ Status run_attend(const AttendPlan& plan, AttendParams params, void* workspace,
   return error == cudaSuccess ? Status{} : cuda_failure(plan, "launch", error);
 }
 
+Status read_faults(const AttendPlan& plan, const void* workspace, cudaStream_t stream) noexcept {
+  if (workspace == nullptr) {
+    return Status::failure(Status::Code::kInvalidArgument, "%s", "workspace must not be null");
+  }
+  std::int32_t fault = 0;
+  cudaError_t error =
+      cudaMemcpyAsync(&fault, workspace, sizeof fault, cudaMemcpyDeviceToHost, stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  if (error != cudaSuccess) return cuda_failure(plan, "reading the faults", error);
+  if (fault == 0) return {};
+  return Status::failure(Status::Code::kInvalidArgument,
+                         "%s: the block table held a page id outside [0, num_pages)",
+                         kernel_name(plan.kernel));
+}
+
 }  // namespace oscar::cuda

@@ -30,6 +30,11 @@ Status prepare_attend(const AttendPlan& plan, void* workspace, std::size_t works
 Status run_attend(const AttendPlan& plan, AttendParams params, void* workspace,
                   std::size_t workspace_bytes, cudaStream_t stream) noexcept;
 
+// Whether a launch since prepare_attend met a page id outside [0, num_pages): it read page 0
+// instead. Synchronises with the stream. Builds without OSCAR_CUDA_CHECKED do not look, and report
+// nothing.
+Status read_faults(const AttendPlan& plan, const void* workspace, cudaStream_t stream) noexcept;
+
 // Kernel launches of one device function, for dispatch tables.
 struct AttendFunction {
   void (*function)(AttendParams) = nullptr;
