@@ -112,6 +112,7 @@ class Bench(CliTest):
     def test_bad_input(self):
         model = self.tiny()
         self.refused("bench", status=2)
+        self.refused("bench", "cuda", names=["CUDA", "gpu_check"])
         self.refused("bench", "decode", status=2, names=["--model"])
         self.refused("bench", "decode", "-m", model, "--depth", "-1", status=2, names=["--depth"])
         self.refused("bench", "decode", "-m", model, "--depth", "4096", names=["4096", "2048"])

@@ -1,4 +1,4 @@
-// oscar bench decode | prefill | attention | encode
+// oscar bench decode | prefill | attention | encode | cuda
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <memory>
@@ -279,6 +279,7 @@ void add_bench(CLI::App* program) {
   add_kernel_bench(bench, "encode", false,
                    "encoding of keys and values of one layer, ours against ggml's\n"
                    "  oscar bench encode --shape 12/2/128 --depth 1,512");
+  add_bench_cuda(bench);
 }
 
 }  // namespace oscar::tool

@@ -16,5 +16,6 @@ void add_plan(CLI::App* program);
 void add_doctor(CLI::App* program);
 void add_serve(CLI::App* program);
 void add_bench(CLI::App* program);
+void add_bench_cuda(CLI::App* bench);  // a command of bench
 
 }  // namespace oscar::tool
