@@ -126,6 +126,7 @@ void attend(const ggml_tensor* node, OpContext* context) {
     params.sinks = sinks != nullptr ? static_cast<const float*>(sinks->data) : nullptr;
     params.sink_tokens = group.window().sink_tokens;
     params.recent_tokens = group.window().recent_tokens;
+    params.float_path = info.buffer->config().spec.force_float;
     attention::run(plan, params, context->workspace.data());
     if (context->collector != nullptr) {
       context->collector->on_attention(info.layer, info.shape, scale, params.q,

@@ -191,7 +191,9 @@ std::uint64_t CacheBuffer::bytes() const {
 }
 
 void CacheBuffer::announce() const {
-  for (const auto& group : groups_) log_line(1, describe(*group));
+  const char* const arithmetic =
+      config_->spec.force_float ? ", codes in floating point" : ", codes in integers";
+  for (const auto& group : groups_) log_line(1, describe(*group) + arithmetic);
   const auto has_static_mean = [](const GroupLayer& l) {
     return l.artefact->rope < 0 && l.codec->key_mean(0) != nullptr;
   };

@@ -20,7 +20,7 @@
 
 namespace oscar::ggml_plugin {
 
-inline constexpr int kPluginApiVersion = 1;
+inline constexpr int kPluginApiVersion = 2;
 inline constexpr const char* kDeviceName = "OSCAR0";
 
 struct Report {
@@ -31,7 +31,7 @@ struct Report {
   double bits_per_value = 0;         // 8 · kv_bytes_used / kv_values_used
   std::uint64_t cells_used = 0;      // of the first cache group
   char method[32] = {};
-  char kernels[16] = {};
+  char kernels[24] = {};  // "avx2", "avx2 float" where codes are attended in floating point
 };
 
 // "oscar_plugin_api_version": int()

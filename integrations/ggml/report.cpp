@@ -67,7 +67,9 @@ int report(Report* result) {
     const CacheGroup& first = *(*buffer)->groups().front();
     result->cells_used = static_cast<std::uint64_t>(first.num_cells_used());
     copy_text(method_name(first.artefact().method), result->method);
-    copy_text(first.layers().front().codec->kernels().name, result->kernels);
+    copy_text(first.layers().front().codec->kernels().name +
+                  std::string((*buffer)->config().spec.force_float ? " float" : ""),
+              result->kernels);
   }
   if (!any) return -1;
   if (result->kv_values_used > 0) {

@@ -6,6 +6,9 @@
 // is not 0); otherwise the codes. So a query's result does not depend on how the prompt was cut
 // into chunks. Nothing attended: out = 0, lse = −inf.
 //
+// Codes are attended in integers: query rows in bytes and weights in 16 bits against the codes
+// (kernels.h), where a side has codes and Params::float_path does not say otherwise.
+//
 // plan() is pure arithmetic; run() neither allocates nor throws.
 #pragma once
 
@@ -79,6 +82,7 @@ struct Params {
   // [num_q_heads] learned logits that join the softmax sum and carry no value; or null.
   const float* sinks = nullptr;
   std::int32_t sink_tokens = 0, recent_tokens = 0;
+  bool float_path = false;  // codes in single precision instead of integers
 };
 
 void run(const Plan& plan, const Params& params, void* workspace) noexcept;

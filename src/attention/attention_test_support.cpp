@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iostream>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -22,6 +23,22 @@ std::string Scenario::name() const {
        << " slopes " << slopes << " sinks " << sinks << " first " << first_position << " threads "
        << num_threads << " seed " << seed;
   return text.str();
+}
+
+std::vector<const kernels::KernelSet*> runnable_sets() {
+  static const std::vector<const kernels::KernelSet*> sets = [] {
+    std::vector<const kernels::KernelSet*> found;
+    for (const kernels::KernelSet* set : kernels::all_kernel_sets()) {
+      if (set->supported()) {
+        found.push_back(set);
+      } else {
+        std::cout << "[ not run  ] kernel set " << set->name << ": this CPU lacks " << set->needs
+                  << "\n";
+      }
+    }
+    return found;
+  }();
+  return sets;
 }
 
 Layer::Layer(const Scenario& scenario, const kernels::KernelSet& kernels)
@@ -173,6 +190,7 @@ void Layer::make_params() {
   params_.sliding_window = s.sliding_window;
   params_.sink_tokens = s.sink_tokens;
   params_.recent_tokens = s.recent_tokens;
+  params_.float_path = s.float_path;
   if (s.mask) {
     constexpr std::uint16_t kChoices[] = {0, 0, 0xfc00, 0x3800 /* 0.5 */, 0xc000 /* −2 */};
     for (std::int64_t i = 0; i < s.num_queries * num_kv_; ++i) {

@@ -36,6 +36,7 @@ struct Scenario {
   std::int32_t first_position = 0;
   int num_threads = 1;
   std::uint8_t unused_bytes = 0xff;  // what memory that nobody wrote holds
+  bool float_path = false;
   std::uint64_t seed = 1;
   std::string name() const;
 };
@@ -84,6 +85,9 @@ class Layer {
   std::vector<float> slopes_, sinks_;
   Params params_;
 };
+
+// Kernel sets that this machine runs. The others are named on stdout, once a program.
+std::vector<const kernels::KernelSet*> runnable_sets();
 
 // ‖a − b‖₂/‖b‖₂ over the whole output.
 double relative_error(const std::vector<float>& a, const std::vector<float>& b);

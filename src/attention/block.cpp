@@ -11,24 +11,29 @@
 namespace oscar::attention {
 namespace {
 
-// Rows that one call of the kernels on codes takes.
+// Rows that one call of the floating-point kernels on codes takes.
 constexpr std::int64_t kMaxCodeRows = 16;
 
-// Copies of the page's cells as floats: rows of `seen` cells, zeros elsewhere, so that weight 0
-// times them is 0.
+// The copies of the page's cells as a plane of 16 bits: rows of `seen` cells, zeros elsewhere.
 void gather_copies(const bf16_t* copies, const std::int32_t* slots, std::uint64_t seen,
-                   int num_cells, int num_kv_heads, int kv_head, int head_dim, float* rows) {
+                   int num_cells, int num_kv_heads, int kv_head, int head_dim, bf16_t* rows) {
+  const std::size_t row_bytes = sizeof(bf16_t) * head_dim;
   for (int t = 0; t < num_cells; ++t) {
-    float* const row = rows + std::int64_t{t} * head_dim;
+    bf16_t* const row = rows + std::int64_t{t} * head_dim;
     if ((seen >> t & 1) == 0) {
-      std::fill_n(row, head_dim, 0.0f);
+      std::memset(row, 0, row_bytes);
       continue;
     }
-    const bf16_t* const copy =
-        copies + (std::int64_t{slots[t]} * num_kv_heads + kv_head) * head_dim;
-    for (int d = 0; d < head_dim; ++d) row[d] = bf16_to_float(copy[d]);
+    std::memcpy(row, copies + (std::int64_t{slots[t]} * num_kv_heads + kv_head) * head_dim,
+                row_bytes);
   }
 }
+
+const std::uint8_t* as_plane(const bf16_t* rows) {
+  return reinterpret_cast<const std::uint8_t*>(rows);
+}
+
+constexpr PlaneLayout exact_layout(int head_dim) { return {head_dim, {16, head_dim}}; }
 
 }  // namespace
 
@@ -52,10 +57,14 @@ Block::Block(const Plan& plan, const Params& params, const BlockId& block, const
       // Copies of what is stored exactly say nothing new.
       has_copies_(params.kv.copy_slots != nullptr &&
                   !(params.codec->keys_are_exact() && params.codec->values_are_exact())),
+      integer_keys_(!params.float_path && !params.codec->keys_are_exact()),
+      integer_values_(!params.float_path && !params.codec->values_are_exact()),
       q_rotated_((load_queries(), params.codec->query_transform(block.kv_head) != nullptr
                                       ? scratch.q_rotated
                                       : scratch.q_raw)),
-      mean_(*params.codec, block.kv_head, rows_.num_rows, scratch) {}
+      mean_(*params.codec, block.kv_head, rows_.num_rows, scratch) {
+  if (integer_keys_) quantize_queries();
+}
 
 void Block::load_queries() noexcept {
   for (std::int64_t row = 0; row < rows_.num_rows; ++row) {
@@ -73,6 +82,16 @@ void Block::load_queries() noexcept {
                            .x_stride = dk_,
                            .y_stride = dk_,
                            .head_dim = dk_});
+}
+
+void Block::quantize_queries() noexcept {
+  kernels_.quantize_queries({.q = q_rotated_,
+                             .num_rows = rows_.num_rows,
+                             .q_stride = dk_,
+                             .layout = params_.kv.k.layout,
+                             .bytes = scratch_.q_bytes,
+                             .scales = scratch_.q_scales,
+                             .sums = scratch_.q_sums});
 }
 
 std::int64_t Block::page_id(std::int64_t page) const {
@@ -129,16 +148,29 @@ void Block::visit_page(std::int64_t page) noexcept {
 
 void Block::code_logits(const PageMask& mask, std::int64_t page, float* logits) noexcept {
   const PlaneLayout& layout = params_.kv.k.layout;
-  if (rows_.num_rows <= kMaxCodeRows && layout.quant.bits != 16) {
+  const auto num_rows = static_cast<int>(rows_.num_rows);
+  const std::uint8_t* const next = has_page(page + 1) ? k_plane(page + 1) : nullptr;
+  if (integer_keys_) {
+    kernels_.qk_integer({.q = scratch_.q_bytes,
+                         .q_scales = scratch_.q_scales,
+                         .q_sums = scratch_.q_sums,
+                         .plane = k_plane(page),
+                         .logits = logits,
+                         .num_rows = num_rows,
+                         .num_tokens = mask.num_cells,
+                         .logits_stride = kPageSize,
+                         .layout = layout,
+                         .next_plane = next});
+  } else if (rows_.num_rows <= kMaxCodeRows || layout.quant.bits == 16) {
     kernels_.qk_codes({.q = q_rotated_,
                        .plane = k_plane(page),
                        .logits = logits,
-                       .num_rows = static_cast<int>(rows_.num_rows),
+                       .num_rows = num_rows,
                        .num_tokens = mask.num_cells,
                        .q_stride = dk_,
                        .logits_stride = kPageSize,
                        .layout = layout,
-                       .next_plane = has_page(page + 1) ? k_plane(page + 1) : nullptr});
+                       .next_plane = next});
   } else {
     kernels_.decode_rows({.plane = k_plane(page),
                           .rows = scratch_.k_tile,
@@ -165,17 +197,15 @@ void Block::code_logits(const PageMask& mask, std::int64_t page, float* logits) 
 
 void Block::copy_logits(const PageMask& mask, std::int64_t page, float* logits) noexcept {
   gather_copies(params_.kv.k_copies, params_.kv.copy_slots + page * kPageSize, mask.seen_copies,
-                mask.num_cells, params_.codec->num_kv_heads(), rows_.kv_head, dk_, scratch_.k_tile);
-  kernels_.dot_tile({.q = scratch_.q_raw,
-                     .k = scratch_.k_tile,
+                mask.num_cells, params_.codec->num_kv_heads(), rows_.kv_head, dk_, scratch_.copies);
+  kernels_.qk_codes({.q = scratch_.q_raw,
+                     .plane = as_plane(scratch_.copies),
                      .logits = logits,
                      .num_rows = static_cast<int>(rows_.num_rows),
                      .num_tokens = mask.num_cells,
-                     .head_dim = dk_,
                      .q_stride = dk_,
-                     .k_stride = dk_,
                      .logits_stride = kPageSize,
-                     .accumulate = false});
+                     .layout = exact_layout(dk_)});
 }
 
 // Soft cap, mask values, hidden cells, in this order.
@@ -225,16 +255,17 @@ void Block::split_weights(const PageMask& mask) noexcept {
 
 void Block::add_code_values(const PageMask& mask, std::int64_t page) noexcept {
   const PlaneLayout& layout = params_.kv.v.layout;
-  if (rows_.num_rows <= kMaxCodeRows && layout.quant.bits != 16) {
-    kernels_.pv_codes({.p = scratch_.logits,
-                       .plane = v_plane(page),
-                       .out = state_.out_codes,
-                       .num_rows = static_cast<int>(rows_.num_rows),
-                       .num_tokens = mask.num_cells,
-                       .p_stride = kPageSize,
-                       .out_stride = dv_,
-                       .layout = layout,
-                       .next_plane = has_page(page + 1) ? v_plane(page + 1) : nullptr});
+  if (integer_values_ || rows_.num_rows <= kMaxCodeRows || layout.quant.bits == 16) {
+    const auto accumulate = integer_values_ ? kernels_.pv_integer : kernels_.pv_codes;
+    accumulate({.p = scratch_.logits,
+                .plane = v_plane(page),
+                .out = state_.out_codes,
+                .num_rows = static_cast<int>(rows_.num_rows),
+                .num_tokens = mask.num_cells,
+                .p_stride = kPageSize,
+                .out_stride = dv_,
+                .layout = layout,
+                .next_plane = has_page(page + 1) ? v_plane(page + 1) : nullptr});
     return;
   }
   kernels_.decode_rows({.plane = v_plane(page),
@@ -262,16 +293,15 @@ void Block::add_code_values(const PageMask& mask, std::int64_t page) noexcept {
 void Block::add_copy_values(const PageMask& mask, std::int64_t page,
                             const float* weights) noexcept {
   gather_copies(params_.kv.v_copies, params_.kv.copy_slots + page * kPageSize, mask.seen_copies,
-                mask.num_cells, params_.codec->num_kv_heads(), rows_.kv_head, dv_, scratch_.v_tile);
-  kernels_.accumulate_tile({.p = weights,
-                            .v = scratch_.v_tile,
-                            .out = state_.out_copies,
-                            .num_rows = static_cast<int>(rows_.num_rows),
-                            .num_tokens = mask.num_cells,
-                            .head_dim = dv_,
-                            .p_stride = kPageSize,
-                            .v_stride = dv_,
-                            .out_stride = dv_});
+                mask.num_cells, params_.codec->num_kv_heads(), rows_.kv_head, dv_, scratch_.copies);
+  kernels_.pv_codes({.p = weights,
+                     .plane = as_plane(scratch_.copies),
+                     .out = state_.out_copies,
+                     .num_rows = static_cast<int>(rows_.num_rows),
+                     .num_tokens = mask.num_cells,
+                     .p_stride = kPageSize,
+                     .out_stride = dv_,
+                     .layout = exact_layout(dv_)});
   for (std::int64_t row = 0; row < rows_.num_rows; ++row) {
     float sum = 0;
     for (int t = 0; t < mask.num_cells; ++t) sum += weights[row * kPageSize + t];

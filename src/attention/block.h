@@ -41,6 +41,7 @@ class Block {
 
  private:
   void load_queries() noexcept;
+  void quantize_queries() noexcept;
   void visit_page(std::int64_t page) noexcept;
   void code_logits(const PageMask& mask, std::int64_t page, float* logits) noexcept;
   void copy_logits(const PageMask& mask, std::int64_t page, float* logits) noexcept;
@@ -64,6 +65,7 @@ class Block {
   const State& state_;
   BlockRows rows_;
   bool has_copies_;
+  bool integer_keys_, integer_values_;
   const float* q_rotated_;  // [num_rows][head_dim_k]
   MeanTerm mean_;
 };

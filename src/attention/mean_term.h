@@ -3,10 +3,9 @@
 //
 // Per query row it is a constant (channels without rotation) plus Σ_f A_f cos(w_f j) + B_f sin(w_f
 // j). Over a tile of 64 positions it is a product of a few coefficients a row with the columns of
-// cache::RopeBasis; a tile's start goes into the coefficients.
+// cache::RopeBasis; a tile's start goes into the coefficients (kernels::MeanTileParams).
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <limits>
 
@@ -30,11 +29,10 @@ class MeanTerm {
  private:
   void load_pairs(const float* mean) noexcept;
   void add_constant(float* logits) const noexcept;
-  // logits[row][i] += the rotating part at position start + i, i in [0, 64).
+  // logits[row][i] += the term at position start + i, i in [0, 64).
   void add_tile(std::int32_t start, float* logits) noexcept;
   void turn_to(std::int32_t start) noexcept;
-  void fold_fast_pairs() const noexcept;
-  void project_slow_pairs() const noexcept;
+  void turn_to_next_tile() noexcept;
 
   const cache::LayerCodec& codec_;
   const Scratch& scratch_;
@@ -42,11 +40,13 @@ class MeanTerm {
   bool active_ = false;
   const cache::RopeBasis* basis_ = nullptr;  // null: only the constant
 
-  // cos(w·start), sin(w·start) of every pair, fast ones first, for the tile at hand.
+  // Start of the tile that scratch.mean_turn holds. From one tile to the next it is turned in
+  // single precision, which adds an error of 2^-23 a step, and taken anew after kStepsInFloat.
   std::int64_t start_ = kNoStart;
-  std::array<double, kMaxHeadDim / 2> cosines_, sines_;
+  int steps_ = 0;
 
   static constexpr std::int64_t kNoStart = std::numeric_limits<std::int64_t>::min();
+  static constexpr int kStepsInFloat = 15;
 };
 
 }  // namespace oscar::attention

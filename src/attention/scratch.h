@@ -41,20 +41,24 @@ struct State {
 
 // What one thread needs while it works on one task.
 struct Scratch {
-  float* q_raw;        // [num_rows][head_dim_k] times the scale
-  float* q_rotated;    // [num_rows][head_dim_k]
-  float* k_tile;       // [64][head_dim_k]
+  float* q_raw;      // [num_rows][head_dim_k] times the scale
+  float* q_rotated;  // [num_rows][head_dim_k]
+  // The rows of q_rotated in bytes, as kernels::QuantizeQueriesParams has them.
+  std::int8_t* q_bytes;  // [head_dim_k/4][num_rows][4]
+  float* q_scales;       // [num_rows][num_groups ≤ head_dim_k / 16]
+  float* q_sums;         // [num_rows][num_groups]
+  float* k_tile;         // [64][head_dim_k]
+  // The copies of a page's cells as a plane of 16 bits a value: [64][head_dim_k or head_dim_v].
+  bf16_t* copies;
   float* v_tile;       // [64][head_dim_v]
   float* logits;       // [num_rows][64]
   float* copy_logits;  // [num_rows][64]
   float* rescale;      // [num_rows]
   float* finished;     // [num_rows][head_dim_v]
-  // MeanTerm's; a row has num_fast + num_slow ≤ head_dim_k / 2 pairs.
-  float* mean_constant;    // [num_rows]
-  float* mean_fast;        // [num_rows][num_fast][2]
-  float* mean_slow;        // [num_rows][num_slow][2]
-  float* mean_folded;      // [num_rows][2·num_fast + kPolynomials]
-  float* mean_projection;  // [2·num_slow][kPolynomials]
+  // MeanTerm's, as kernels::MeanTileParams has them.
+  float* mean_constants;   // [num_rows]
+  float* mean_pairs;       // [num_rows][kMeanPairFloats]
+  float* mean_turn;        // [2][kMeanPairFloats]
   std::uint64_t* visible;  // [queries_per_block] bit t: cell t of the page is attended
   std::uint64_t* copied;   // [queries_per_block] bit t: and by its exact copy
 };

@@ -8,22 +8,18 @@ namespace {
 
 constexpr double kMiddle = (kRopeTile - 1) / 2.0;  // 31.5
 
-// Degree of the polynomial in place k: 0, 2, … 14, 1, 3, … 15.
-int degree_of(int k) { return k < RopeBasis::kEven ? 2 * k : 2 * (k - RopeBasis::kEven) + 1; }
-
 // Coefficients of cos(phase·x) in the even and of sin(phase·x) in the odd polynomials: the discrete
 // cosine sums over the Chebyshev nodes, exact up to terms of degree 2·kNodes − 16 and more.
 void fit_chebyshev(double phase, float* coefficients) {
   constexpr int kNodes = 2 * RopeBasis::kPolynomials;
-  for (int k = 0; k < RopeBasis::kPolynomials; ++k) {
-    const int degree = degree_of(k);
+  for (int degree = 0; degree < RopeBasis::kPolynomials; ++degree) {
     double sum = 0;
     for (int node = 0; node < kNodes; ++node) {
       const double angle = std::numbers::pi * (node + 0.5) / kNodes;
       const double x = phase * std::cos(angle);
       sum += (degree % 2 == 0 ? std::cos(x) : std::sin(x)) * std::cos(degree * angle);
     }
-    coefficients[k] = static_cast<float>(sum * (degree == 0 ? 1.0 : 2.0) / kNodes);
+    coefficients[degree] = static_cast<float>(sum * (degree == 0 ? 1.0 : 2.0) / kNodes);
   }
 }
 
@@ -33,11 +29,15 @@ RopeBasis::RopeBasis(const RopeSpec& spec) {
   for (int f = 0; f < spec.num_pairs(); ++f) {
     (std::abs(spec.inv_freq[f]) * kMiddle <= kMaxSlowPhase ? slow_ : fast_).push_back(f);
   }
+  step_turn_.resize(std::size_t{2} * kernels::kMeanPairFloats);
+  float* step = step_turn_.data();
   for (const std::vector<int>* pairs : {&fast_, &slow_}) {
     for (const int f : *pairs) {
       const double angle = static_cast<double>(spec.inv_freq[f]) * kRopeTile;
-      step_cos_.push_back(std::cos(angle));
-      step_sin_.push_back(std::sin(angle));
+      step[0] = step[1] = static_cast<float>(std::cos(angle));
+      step[kernels::kMeanPairFloats] = static_cast<float>(std::sin(angle));
+      step[kernels::kMeanPairFloats + 1] = -step[kernels::kMeanPairFloats];
+      step += 2;
     }
   }
   for (const int f : fast_) {
@@ -48,10 +48,9 @@ RopeBasis::RopeBasis(const RopeSpec& spec) {
       }
     }
   }
-  for (int k = 0; k < kPolynomials; ++k) {
+  for (int degree = 0; degree < kPolynomials; ++degree) {
     for (int i = 0; i < kRopeTile; ++i) {
-      columns_.push_back(
-          static_cast<float>(std::cos(degree_of(k) * std::acos((i - kMiddle) / kMiddle))));
+      columns_.push_back(static_cast<float>(std::cos(degree * std::acos((i - kMiddle) / kMiddle))));
     }
   }
   chebyshev_.resize(slow_.size() * kPolynomials);

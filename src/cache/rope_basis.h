@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/kernels.h"
 #include "kernels/rope_table.h"
 
 namespace oscar::cache {
@@ -20,8 +21,7 @@ namespace oscar::cache {
 // Immutable after construction; thread-safe.
 class RopeBasis {
  public:
-  static constexpr int kPolynomials = 16;
-  static constexpr int kEven = kPolynomials / 2;  // and as many odd ones
+  static constexpr int kPolynomials = kernels::kMeanPolynomials;  // by degree
   static constexpr double kMaxSlowPhase = 5.0;
 
   explicit RopeBasis(const RopeSpec& spec);
@@ -31,26 +31,27 @@ class RopeBasis {
   int num_pairs() const { return num_fast() + num_slow(); }
   int fast_pair(int i) const { return fast_[i]; }
   int slow_pair(int i) const { return slow_[i]; }
-  // cos(w·64), sin(w·64): from one tile to the next. [num_pairs], fast pairs first.
-  const double* step_cos() const { return step_cos_.data(); }
-  const double* step_sin() const { return step_sin_.data(); }
+  // [2][kMeanPairFloats] the turn from one tile to the next, as kernels::MeanTileParams::turn;
+  // zeros in the padding.
+  const float* step_turn() const { return step_turn_.data(); }
 
   // [2·num_fast + kPolynomials][64]: a column over the tile in each row; cos and sin of a fast pair
-  // follow each other, then the even polynomials, then the odd ones.
+  // follow each other, then the polynomials.
   int num_columns() const { return 2 * num_fast() + kPolynomials; }
   const float* columns() const { return columns_.data(); }
 
   // cos(w·31.5), sin(w·31.5) of slow pair i: from a tile's start to its middle.
   double middle_cos(int i) const { return middle_[2 * i]; }
   double middle_sin(int i) const { return middle_[2 * i + 1]; }
-  // [kPolynomials] of slow pair i, about the middle: the coefficients of cos in the even
-  // polynomials, then those of sin in the odd ones.
-  const float* chebyshev(int i) const { return chebyshev_.data() + std::int64_t{i} * kPolynomials; }
+  // [num_slow][kPolynomials], about the middle: the coefficients of cos in the polynomials of even
+  // degree and of sin in those of odd degree.
+  const float* chebyshev() const { return chebyshev_.data(); }
 
  private:
   std::vector<int> fast_, slow_;
   std::vector<float> columns_, chebyshev_;
-  std::vector<double> middle_, step_cos_, step_sin_;
+  std::vector<float> step_turn_;
+  std::vector<double> middle_;
 };
 
 }  // namespace oscar::cache

@@ -32,9 +32,8 @@ TEST(RopeBasis, ColumnsSpanEveryRotationOfATile) {
         for (int j = 0; j < kRopeTile; ++j) {
           double parts[2] = {0, 0};  // cos, sin about the middle
           for (int k = 0; k < RopeBasis::kPolynomials; ++k) {
-            parts[k < RopeBasis::kEven ? 0 : 1] +=
-                double{basis.chebyshev(i)[k]} *
-                basis.columns()[(2 * basis.num_fast() + k) * kRopeTile + j];
+            parts[k % 2] += double{basis.chebyshev()[i * RopeBasis::kPolynomials + k]} *
+                            basis.columns()[(2 * basis.num_fast() + k) * kRopeTile + j];
           }
           EXPECT_NEAR(parts[0], std::cos(w * (j - 31.5)), kTolerance);
           EXPECT_NEAR(parts[1], std::sin(w * (j - 31.5)), kTolerance);

@@ -62,6 +62,16 @@ TEST(Bounds, OnPlanes) {
                 {q.data(), plane.data(), p.data(), count, length, head_dim, length, layout});
             set->pv_codes(
                 {p.data(), plane.data(), out.data(), count, length, length, head_dim, layout});
+            if (layout.quant.bits == 16) continue;
+            const auto groups = static_cast<std::size_t>(layout.num_groups());
+            const Guarded<std::int8_t> bytes(num_rows * dim);
+            const Guarded<float> scales(num_rows * groups), sums(num_rows * groups);
+            set->quantize_queries(
+                {q.data(), count, head_dim, layout, bytes.data(), scales.data(), sums.data()});
+            set->qk_integer({bytes.data(), scales.data(), sums.data(), plane.data(), p.data(),
+                             count, length, length, layout});
+            set->pv_integer(
+                {p.data(), plane.data(), out.data(), count, length, length, head_dim, layout});
           }
         }
       }

@@ -4,7 +4,7 @@
 # and the program would die on a CPU that lacks the instructions.
 set(num_checked 0)
 foreach(object ${OBJECTS})
-  if(NOT object MATCHES "(avx2|avx512)[.]cpp[.]o(bj)?$")
+  if(NOT object MATCHES "(avx2|avx512|avx512vnni)[.]cpp[.]o(bj)?$")
     continue()
   endif()
   execute_process(COMMAND ${NM} --defined-only --demangle ${object} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)

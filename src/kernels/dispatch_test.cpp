@@ -29,7 +29,8 @@ class Dispatch : public ::testing::Test {
 TEST_F(Dispatch, EverySetIsComplete) {
   for (const KernelSet* set : all_kernel_sets()) {
     EXPECT_TRUE(set->transform_rows && set->encode_rows && set->decode_rows && set->dot_tile &&
-                set->accumulate_tile && set->softmax_tile && set->qk_codes && set->pv_codes)
+                set->accumulate_tile && set->softmax_tile && set->qk_codes && set->pv_codes &&
+                set->quantize_queries && set->qk_integer && set->pv_integer && set->mean_tile)
         << set->name;
   }
   EXPECT_STREQ(all_kernel_sets().back()->name, "scalar");

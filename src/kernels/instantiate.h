@@ -8,8 +8,12 @@
 #include "kernels/encode.h"
 #include "kernels/kernels.h"
 #include "kernels/kernels.inc"
+#include "kernels/mean_tile.h"
 #include "kernels/pv_codes.h"
+#include "kernels/pv_integer.h"
 #include "kernels/qk_codes.h"
+#include "kernels/qk_integer.h"
+#include "kernels/quantize_queries.h"
 #include "kernels/softmax_tile.h"
 #include "kernels/transform.h"
 

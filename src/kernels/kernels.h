@@ -2,8 +2,8 @@
 //
 // The codec operations (transform_rows, encode_rows, decode_rows) give the same bytes in every set:
 // each output is one fixed sequence of IEEE single-precision additions and multiplications, without
-// contraction. The attention operations (dot_tile, accumulate_tile, softmax_tile) may sum in any
-// order; attention is judged against fp64.
+// contraction; so do the integer attention operations (quantize_queries, qk_integer, pv_integer).
+// The other attention operations may sum in any order; attention is judged against fp64.
 #pragma once
 
 #include <cstdint>
@@ -99,10 +99,10 @@ struct SoftmaxTileParams {
   std::int64_t logits_stride;
 };
 
-// Decode-shaped attention (few rows: the query heads of one KV head, 1..16) straight on the codes
-// of one page. logits[r][t] = scale_t·(Σ_d q[r][d]·(code − zero)) for t in [0, num_tokens); q in
-// the rotated basis. A token that was never written gives any logit, NaN included, and disturbs no
-// other.
+// Attention straight on the codes of one page in single precision, few rows at best (the query
+// heads of one KV head, 1..16), or on a page of BF16 rows (16 bits), any number of rows.
+// logits[r][t] = scale_t·(Σ_d q[r][d]·(code − zero)) for t in [0, num_tokens); q in the rotated
+// basis. A token that was never written gives any logit, NaN included, and disturbs no other.
 struct QkCodesParams {
   const float* q;  // [num_rows][head_dim], stride q_stride
   const std::uint8_t* plane;
@@ -126,8 +126,59 @@ struct PvCodesParams {
   const std::uint8_t* next_plane = nullptr;  // as in QkCodesParams
 };
 
+// The integer path. Query rows in bytes: group by group of channels, q ≈ scale·code with code in
+// [−127, 127] and scale = largest magnitude/127, codes in the order of quantize_queries.h. A group
+// that holds NaN or Inf gets scale NaN; magnitudes below 2^-100 count as zero.
+struct QuantizeQueriesParams {
+  const float* q;  // [num_rows][head_dim] rotated, row stride q_stride
+  std::int64_t num_rows;
+  std::int64_t q_stride;
+  PlaneLayout layout;  // of the keys, 2 to 4 bits
+  std::int8_t* bytes;  // [head_dim/4][num_rows][4]
+  float* scales;       // [num_rows][num_groups]
+  float* sums;         // [num_rows][num_groups] Σ code
+};
+
+// As QkCodesParams, for any number of rows and 2 to 4 bits; the logits are those of the rounded
+// rows. Sums of products are exact, and the same logits to the last bit come from every set.
+struct QkIntegerParams {
+  const std::int8_t* q;   // as QuantizeQueriesParams leaves them
+  const float* q_scales;  // [num_rows][num_groups]
+  const float* q_sums;    // [num_rows][num_groups]
+  const std::uint8_t* plane;
+  float* logits;  // [num_rows][num_tokens], stride logits_stride
+  int num_rows, num_tokens;
+  std::int64_t logits_stride;
+  PlaneLayout layout;
+  const std::uint8_t* next_plane = nullptr;  // as in QkCodesParams
+};
+
+// As PvCodesParams, for any number of rows and 2 to 4 bits; p in [0, 1]. Of each row and group the
+// products p·scale are rounded to multiples of their largest/65535; products below 2^-100 count as
+// zero. The same output to the last bit comes from every set.
+typedef PvCodesParams PvIntegerParams;
+
+// logits[r][t] += constants[r] + Σ_f A_f·cos(w_f·(start + t)) + B_f·sin(w_f·(start + t)) for t in
+// [0, 64), by the functions of cache/rope_basis.h: fast pairs have two columns each, slow ones
+// share polynomials.
+inline constexpr int kMeanPolynomials = 16;
+// Floats of a row of pairs: [2·pair] A, [2·pair + 1] B, fast pairs first; the rest is padding.
+inline constexpr int kMeanPairFloats = kMaxHeadDim + kMeanPolynomials;
+struct MeanTileParams {
+  const float* pairs;      // [num_rows][kMeanPairFloats] at position 0, slow ones half a tile on
+  const float* constants;  // [num_rows]
+  // [2][kMeanPairFloats] the turn to the tile's start: (cos, cos) of every pair, then (sin, −sin).
+  const float* turn;
+  // [num_slow][kMeanPolynomials] coefficients of cos in even degrees and of sin in odd ones.
+  const float* series;
+  const float* columns;  // [2·num_fast + kMeanPolynomials][64]
+  float* logits;         // [num_rows][64], stride logits_stride
+  int num_rows, num_fast, num_slow;
+  std::int64_t logits_stride;
+};
+
 struct KernelSet {
-  const char* name;     // "scalar", "avx2", "avx512", ...
+  const char* name;     // "scalar", "avx2", "avx512", "avx512vnni", ...
   const char* needs;    // the CPU features it needs, for people
   bool (*supported)();  // on this machine
   void (*transform_rows)(const TransformParams&) noexcept;
@@ -138,6 +189,10 @@ struct KernelSet {
   void (*softmax_tile)(const SoftmaxTileParams&) noexcept;
   void (*qk_codes)(const QkCodesParams&) noexcept;
   void (*pv_codes)(const PvCodesParams&) noexcept;
+  void (*quantize_queries)(const QuantizeQueriesParams&) noexcept;
+  void (*qk_integer)(const QkIntegerParams&) noexcept;
+  void (*pv_integer)(const PvIntegerParams&) noexcept;
+  void (*mean_tile)(const MeanTileParams&) noexcept;
 };
 
 // All sets compiled in, best first; the last is "scalar".

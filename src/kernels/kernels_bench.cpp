@@ -156,6 +156,53 @@ void decode_step(benchmark::State& state, const KernelSet& set, int head_dim, in
   on_codes(state, set, head_dim, num_rows, bits, true, true);
 }
 
+// The same page in integers.
+void in_integers(benchmark::State& state, const KernelSet& set, int head_dim, int num_rows,
+                 int bits, bool qk, bool pv) {
+  const Page page(set, layout_of(head_dim, bits));
+  std::vector<float> q = values(num_rows, head_dim);
+  for (float& x : q) x *= 0.1f;
+  std::vector<std::int8_t> bytes(q.size());
+  std::vector<float> scales(static_cast<std::size_t>(num_rows)), sums = scales;
+  set.quantize_queries(
+      {q.data(), num_rows, head_dim, page.layout, bytes.data(), scales.data(), sums.data()});
+  std::vector<float> logits(static_cast<std::size_t>(num_rows * kPageSize), 0x1p-10f);
+  std::vector<float> out(q.size()), sum(static_cast<std::size_t>(num_rows)), rescale = sum;
+  std::vector<float> max(sum.size(), -std::numeric_limits<float>::infinity());
+  for (auto _ : state) {
+    if (qk) {
+      set.qk_integer({bytes.data(), scales.data(), sums.data(), page.plane.data(), logits.data(),
+                      num_rows, kPageSize, kPageSize, page.layout});
+    }
+    if (qk && pv) {
+      set.softmax_tile(
+          {logits.data(), max.data(), sum.data(), rescale.data(), num_rows, kPageSize, kPageSize});
+    }
+    if (pv) {
+      set.pv_integer({logits.data(), page.plane.data(), out.data(), num_rows, kPageSize, kPageSize,
+                      head_dim, page.layout});
+    }
+    benchmark::ClobberMemory();
+  }
+  const double sides = (qk ? 1 : 0) + (pv ? 1 : 0);
+  count(state, sides * static_cast<double>(page.plane.size()),
+        sides * 2.0 * num_rows * kPageSize * head_dim);
+  count_tokens(state, kPageSize);
+}
+
+void qk_integer(benchmark::State& state, const KernelSet& set, int head_dim, int num_rows,
+                int bits) {
+  in_integers(state, set, head_dim, num_rows, bits, true, false);
+}
+void pv_integer(benchmark::State& state, const KernelSet& set, int head_dim, int num_rows,
+                int bits) {
+  in_integers(state, set, head_dim, num_rows, bits, false, true);
+}
+void integer_step(benchmark::State& state, const KernelSet& set, int head_dim, int num_rows,
+                  int bits) {
+  in_integers(state, set, head_dim, num_rows, bits, true, true);
+}
+
 template <typename Body, typename... Arguments>
 void add(const KernelSet& set, const std::string& name, Body body, Arguments... arguments) {
   benchmark::RegisterBenchmark(
@@ -183,6 +230,12 @@ void register_all() {
         add(*set, "qk_codes" + h + b, qk_codes, head_dim, heads, bits);
         add(*set, "pv_codes" + h + b, pv_codes, head_dim, heads, bits);
         add(*set, "decode_step" + h + b, decode_step, head_dim, heads, bits);
+        for (const int rows : {1, heads, 96}) {
+          const std::string r = d + "/heads" + std::to_string(rows) + b;
+          add(*set, "qk_integer" + r, qk_integer, head_dim, rows, bits);
+          add(*set, "pv_integer" + r, pv_integer, head_dim, rows, bits);
+          add(*set, "integer_step" + r, integer_step, head_dim, rows, bits);
+        }
       }
     }
   }

@@ -93,19 +93,62 @@ inline void pv_codes_of(const PvCodesParams& params) {
       params.num_rows, [&]<int num_rows>(int row) { pv_rows<bits, num_rows>(params, row); });
 }
 
-inline void pv_exact(const PvCodesParams& params) {
-  for (int r = 0; r < params.num_rows; ++r) {
-    float* out = params.out + r * params.out_stride;
-    for (int t = 0; t < params.num_tokens; ++t) {
-      const std::uint8_t* value = params.plane + t * params.layout.code_row_bytes();
-      if (params.p[r * params.p_stride + t] == 0.0f) continue;
-      const simd::F weight = simd::broadcast(params.p[r * params.p_stride + t]);
-      for (int c = 0; c < params.layout.head_dim; c += simd::kWidth) {
-        simd::store(out + c,
-                    simd::fma(weight, simd::load_bf16(value + 2 * c), simd::load(out + c)));
-      }
+// Exact values: out[r][channel …] += Σ p·v over the tokens that some row gives a weight.
+template <int num_rows, int num_vectors>
+inline void accumulate_exact(const PvCodesParams& params, int row, int channel,
+                             const float* largest_weights) {
+  const std::int64_t row_bytes = params.layout.code_row_bytes();
+  const float* p = params.p + row * params.p_stride;
+  float* out = params.out + row * params.out_stride + channel;
+  simd::F sums[num_rows][num_vectors];
+  for (int r = 0; r < num_rows; ++r) {
+    for (int v = 0; v < num_vectors; ++v) {
+      sums[r][v] = simd::load(out + r * params.out_stride + v * simd::kWidth);
     }
   }
+  for (int t = 0; t < params.num_tokens; ++t) {
+    if (largest_weights[t] == 0.0f) continue;
+    simd::F values[num_vectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < num_vectors; ++v) {
+      values[v] = simd::load_bf16(params.plane + t * row_bytes + 2 * (channel + v * simd::kWidth));
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < num_rows; ++r) {
+      const simd::F weight = simd::broadcast(p[r * params.p_stride + t]);
+#pragma GCC unroll 8
+      for (int v = 0; v < num_vectors; ++v) sums[r][v] = simd::fma(weight, values[v], sums[r][v]);
+    }
+  }
+  for (int r = 0; r < num_rows; ++r) {
+    for (int v = 0; v < num_vectors; ++v) {
+      simd::store(out + r * params.out_stride + v * simd::kWidth, sums[r][v]);
+    }
+  }
+}
+
+inline void pv_exact(const PvCodesParams& params) {
+  // The largest magnitude of each token's weights: what was never written has none.
+  alignas(64) float largest_weights[kPageSize] = {};
+  for (int r = 0; r < params.num_rows; ++r) {
+    for (int t = 0; t < params.num_tokens; t += simd::kWidth) {
+      const int left = params.num_tokens - t;
+      const simd::F p = simd::load_partial(params.p + r * params.p_stride + t,
+                                           left < simd::kWidth ? left : simd::kWidth, 0.0f);
+      simd::store(largest_weights + t, simd::max(simd::from_bits(simd::magnitude_bits(p)),
+                                                 simd::load(largest_weights + t)));
+    }
+  }
+  constexpr int kColumns = simd::kTileVectors * simd::kWidth;
+  for_each_row_block<simd::kTileRows>(params.num_rows, [&]<int num_rows>(int row) {
+    int c = 0;
+    for (; c + kColumns <= params.layout.head_dim; c += kColumns) {
+      accumulate_exact<num_rows, simd::kTileVectors>(params, row, c, largest_weights);
+    }
+    for (; c < params.layout.head_dim; c += simd::kWidth) {
+      accumulate_exact<num_rows, 1>(params, row, c, largest_weights);
+    }
+  });
 }
 
 inline void pv_codes_generic(const PvCodesParams& params) {

@@ -149,18 +149,48 @@ inline void qk_codes_of(const QkCodesParams& params) {
       params.num_rows, [&]<int num_rows>(int row) { qk_rows<bits, num_rows>(params, row); });
 }
 
-// Exact keys: BF16 rows, channels in lanes.
-inline void qk_exact(const QkCodesParams& params) {
-  for (int token = 0; token < params.num_tokens; ++token) {
-    const std::uint8_t* key = params.plane + token * params.layout.code_row_bytes();
-    for (int r = 0; r < params.num_rows; ++r) {
-      const float* q = params.q + r * params.q_stride;
-      simd::F sum{};
-      for (int c = 0; c < params.layout.head_dim; c += simd::kWidth) {
-        sum = simd::fma(simd::load(q + c), simd::load_bf16(key + 2 * c), sum);
+// panel[channel][token] of BF16 rows, whose words hold two channels each.
+inline void transpose_exact_keys(const std::uint8_t* rows, std::int64_t row_bytes, int head_dim,
+                                 float* panel) {
+  constexpr int kTokens = simd::kTileVectors * simd::kWidth;
+  for (int first = 0; first < kTokens; first += simd::kWidth) {
+    for (int c = 0; c < head_dim; c += 8) {
+      simd::U words[4];
+      simd::load_word_columns(rows + first * row_bytes + 2 * c, row_bytes, words);
+      for (int i = 0; i < 4; ++i) {
+        float* const out = panel + (c + 2 * i) * kTokens + first;
+        simd::store(out, simd::from_bits(words[i] << 16));
+        simd::store(out + kTokens, simd::from_bits(words[i] & 0xffff0000u));
       }
-      params.logits[r * params.logits_stride + token] = simd::reduce_add(sum);
     }
+  }
+}
+
+// Exact keys: BF16 rows. Tokens lie in lanes, as in dot_tile.
+inline void qk_exact(const QkCodesParams& params) {
+  constexpr int kTokens = simd::kTileVectors * simd::kWidth;
+  const int head_dim = params.layout.head_dim;
+  const std::int64_t row_bytes = params.layout.code_row_bytes();
+  alignas(64) float panel[kMaxHeadDim * kTokens];
+  Prefetcher prefetcher(params.next_plane, params.layout.plane_bytes(),
+                        (params.num_tokens + kTokens - 1) / kTokens);
+  for (int first = 0; first < params.num_tokens; first += kTokens) {
+    prefetcher.step();
+    transpose_exact_keys(params.plane + first * row_bytes, row_bytes, head_dim, panel);
+    for_each_row_block<simd::kTileRows>(params.num_rows, [&]<int num_rows>(int row) {
+      simd::F sums[num_rows][simd::kTileVectors] = {};
+      multiply_panel(params.q + row * params.q_stride, params.q_stride, panel, kTokens, head_dim,
+                     sums);
+      for (int r = 0; r < num_rows; ++r) {
+        float* out = params.logits + (row + r) * params.logits_stride + first;
+        for (int v = 0; v < simd::kTileVectors; ++v) {
+          const int left = params.num_tokens - first - v * simd::kWidth;
+          if (left <= 0) break;
+          simd::store_partial(out + v * simd::kWidth, sums[r][v],
+                              left < simd::kWidth ? left : simd::kWidth);
+        }
+      }
+    });
   }
 }
 

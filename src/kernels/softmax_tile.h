@@ -10,7 +10,8 @@ namespace {
 inline void softmax_row(float* logits, int num_tokens, float* max, float* sum, float* rescale) {
   constexpr float kMasked = -__builtin_inff();
   const int whole = num_tokens / simd::kWidth * simd::kWidth, left = num_tokens - whole;
-  simd::F largest = simd::load_partial(logits + whole, left, kMasked);
+  simd::F largest = simd::broadcast(kMasked);
+  if (left > 0) largest = simd::load_partial(logits + whole, left, kMasked);
   for (int t = 0; t < whole; t += simd::kWidth) {
     largest = simd::max(largest, simd::load(logits + t));
   }
@@ -22,15 +23,17 @@ inline void softmax_row(float* logits, int num_tokens, float* max, float* sum, f
     return;
   }
   const simd::F offset = simd::broadcast(new_max);
-  simd::F weights = exp_nonpositive(simd::load_partial(logits + whole, left, kMasked) - offset);
-  simd::store_partial(logits + whole, weights, left);
-  simd::F total = weights;
+  simd::F total{};
+  if (left > 0) {
+    total = exp_nonpositive(simd::load_partial(logits + whole, left, kMasked) - offset);
+    simd::store_partial(logits + whole, total, left);
+  }
   for (int t = 0; t < whole; t += simd::kWidth) {
-    weights = exp_nonpositive(simd::load(logits + t) - offset);
+    const simd::F weights = exp_nonpositive(simd::load(logits + t) - offset);
     simd::store(logits + t, weights);
     total += weights;
   }
-  *rescale = exp_nonpositive(simd::broadcast(*max - new_max))[0];
+  *rescale = *max == new_max ? 1.0f : exp_nonpositive(simd::broadcast(*max - new_max))[0];
   *sum = *sum * *rescale + simd::reduce_add(total);
   *max = new_max;
 }

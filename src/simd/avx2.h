@@ -16,6 +16,11 @@ constexpr int kCodeRows = 6;  // rows that share one unpack
 constexpr int code_vectors(int rows) { return rows <= 2 ? 4 : rows <= 4 ? 2 : 1; }  // of tokens
 constexpr int code_units(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }  // of 16 channels
 
+// Integer operations: query rows, rows of weights, and vectors that share one load of the codes.
+constexpr int kByteRows = 6, kWeightRows = 6;
+constexpr int byte_vectors(int rows) { return rows <= 3 ? 4 : 2; }
+constexpr int weight_vectors(int rows) { return rows <= 3 ? 2 : 1; }
+
 inline __m256i integers(U v) { return reinterpret_cast<__m256i>(v); }
 inline U unsigned_lanes(__m256i v) { return reinterpret_cast<U>(v); }
 
@@ -47,6 +52,15 @@ inline std::uint32_t reduce_add(U v) {
   m = _mm_add_epi32(m, _mm_unpackhi_epi64(m, m));
   m = _mm_add_epi32(m, _mm_shuffle_epi32(m, 1));
   return static_cast<std::uint32_t>(_mm_cvtsi128_si32(m));
+}
+
+// Neighbouring lanes 2i and 2i + 1 change places.
+inline F swap_pairs(F v) { return _mm256_permute_ps(v, 0xb1); }
+// Even lanes p[0], odd ones p[1].
+inline F broadcast_pair(const float* p) {
+  double pair;
+  __builtin_memcpy(&pair, p, sizeof pair);
+  return _mm256_castpd_ps(_mm256_set1_pd(pair));
 }
 
 // Eight running sums, lane = channel mod 8.
@@ -140,6 +154,59 @@ inline void load_word_columns(const std::uint8_t* base, std::int64_t stride, U c
   columns[1] = unsigned_lanes(_mm256_unpackhi_epi64(low01, low23));
   columns[2] = unsigned_lanes(_mm256_unpacklo_epi64(high01, high23));
   columns[3] = unsigned_lanes(_mm256_unpackhi_epi64(high01, high23));
+}
+
+// interleaved[i], i in [0, 16): byte i of the four rows of 16 bytes at base, base + stride, …, in
+// this order from the lowest byte.
+inline void interleave_bytes(const std::uint8_t* base, std::int64_t stride,
+                             std::uint32_t interleaved[16]) {
+  __m128i rows[4];
+  for (int i = 0; i < 4; ++i) {
+    rows[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(base + i * stride));
+  }
+  auto* const out = reinterpret_cast<__m128i*>(interleaved);
+  const __m128i low01 = _mm_unpacklo_epi8(rows[0], rows[1]);
+  const __m128i low23 = _mm_unpacklo_epi8(rows[2], rows[3]);
+  const __m128i high01 = _mm_unpackhi_epi8(rows[0], rows[1]);
+  const __m128i high23 = _mm_unpackhi_epi8(rows[2], rows[3]);
+  _mm_storeu_si128(out, _mm_unpacklo_epi16(low01, low23));
+  _mm_storeu_si128(out + 1, _mm_unpackhi_epi16(low01, low23));
+  _mm_storeu_si128(out + 2, _mm_unpacklo_epi16(high01, high23));
+  _mm_storeu_si128(out + 3, _mm_unpackhi_epi16(high01, high23));
+}
+
+// Lane i: words[i / n]; n is a power of two up to 8.
+template <int n>
+inline U repeat_words(const std::uint32_t* words) {
+  if constexpr (n >= kWidth) {
+    return broadcast_bits(words[0]);
+  } else {
+    const __m128i few = n == 4 ? _mm_loadl_epi64(reinterpret_cast<const __m128i*>(words))
+                               : _mm_loadu_si128(reinterpret_cast<const __m128i*>(words));
+    const U index = lane_index() / static_cast<std::uint32_t>(n);
+    return unsigned_lanes(
+        _mm256_permutevar8x32_epi32(_mm256_castsi128_si256(few), integers(index)));
+  }
+}
+
+// Running sums of products of bytes, four a lane. Codes are at most 15, so that either operand may
+// be the signed one; widen() gives Σ exactly while no partial sum of two products a call passes
+// kProductLimit.
+typedef U ByteSums;
+constexpr int kProductLimit = 32767;
+inline void add_products(ByteSums& sums, __m256i products) {
+  __m256i sum = _mm256_add_epi16(integers(sums), products);
+  __asm__("" : "+x"(sum));  // or GCC re-associates the sums and spills them
+  sums = unsigned_lanes(sum);
+}
+inline void add_signed_products(ByteSums& sums, U codes, U bytes) {
+  add_products(sums, _mm256_maddubs_epi16(integers(codes), integers(bytes)));
+}
+inline void add_unsigned_products(ByteSums& sums, U codes, U bytes) {
+  add_products(sums, _mm256_maddubs_epi16(integers(bytes), integers(codes)));
+}
+inline I widen(ByteSums sums) {
+  return reinterpret_cast<I>(_mm256_madd_epi16(integers(sums), _mm256_set1_epi16(1)));
 }
 
 inline void transpose(F block[kWidth]) {

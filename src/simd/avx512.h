@@ -1,4 +1,4 @@
-// Vector operations for AVX-512 F, BW, DQ, VL: sixteen lanes.
+// Vector operations for AVX-512 F, BW, DQ, VL, and VNNI where the compiler has it: sixteen lanes.
 #pragma once
 
 #include <immintrin.h>
@@ -16,6 +16,11 @@ constexpr int kCodeRows = 8;                                        // rows that
 constexpr int code_vectors(int rows) { return rows <= 4 ? 4 : 2; }  // of tokens
 constexpr int code_units(int rows) { return rows <= 2 ? 8 : rows <= 6 ? 4 : 2; }  // of 16 channels
 
+// Integer operations: query rows, rows of weights, and vectors that share one load of the codes.
+constexpr int kByteRows = 12, kWeightRows = 6;
+constexpr int byte_vectors(int rows) { return rows <= 6 ? 4 : 2; }
+constexpr int weight_vectors(int rows) { return rows <= 3 ? 4 : 2; }
+
 inline __m512i integers(U v) { return reinterpret_cast<__m512i>(v); }
 inline U unsigned_lanes(__m512i v) { return reinterpret_cast<U>(v); }
 
@@ -31,6 +36,15 @@ inline std::uint32_t reduce_add(U v) {
   return static_cast<std::uint32_t>(_mm512_reduce_add_epi32(integers(v)));
 }
 inline float reduce_add(F v) { return _mm512_reduce_add_ps(v); }
+
+// Neighbouring lanes 2i and 2i + 1 change places.
+inline F swap_pairs(F v) { return _mm512_permute_ps(v, 0xb1); }
+// Even lanes p[0], odd ones p[1].
+inline F broadcast_pair(const float* p) {
+  double pair;
+  __builtin_memcpy(&pair, p, sizeof pair);
+  return _mm512_castpd_ps(_mm512_set1_pd(pair));
+}
 
 // Eight running sums, lane = channel mod 8.
 typedef float Lanes __attribute__((vector_size(32)));
@@ -111,6 +125,71 @@ inline void load_word_columns(const std::uint8_t* base, std::int64_t stride, U c
   columns[2] = unsigned_lanes(_mm512_unpacklo_epi64(high01, high23));
   columns[3] = unsigned_lanes(_mm512_unpackhi_epi64(high01, high23));
 }
+
+// interleaved[i], i in [0, 16): byte i of the four rows of 16 bytes at base, base + stride, …, in
+// this order from the lowest byte.
+inline void interleave_bytes(const std::uint8_t* base, std::int64_t stride,
+                             std::uint32_t interleaved[16]) {
+  __m128i rows[4];
+  for (int i = 0; i < 4; ++i) {
+    rows[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(base + i * stride));
+  }
+  auto* const out = reinterpret_cast<__m128i*>(interleaved);
+  const __m128i low01 = _mm_unpacklo_epi8(rows[0], rows[1]);
+  const __m128i low23 = _mm_unpacklo_epi8(rows[2], rows[3]);
+  const __m128i high01 = _mm_unpackhi_epi8(rows[0], rows[1]);
+  const __m128i high23 = _mm_unpackhi_epi8(rows[2], rows[3]);
+  _mm_storeu_si128(out, _mm_unpacklo_epi16(low01, low23));
+  _mm_storeu_si128(out + 1, _mm_unpackhi_epi16(low01, low23));
+  _mm_storeu_si128(out + 2, _mm_unpacklo_epi16(high01, high23));
+  _mm_storeu_si128(out + 3, _mm_unpackhi_epi16(high01, high23));
+}
+
+// Lane i: words[i / n]; n is a power of two up to 8.
+template <int n>
+inline U repeat_words(const std::uint32_t* words) {
+  const U index = lane_index() / static_cast<std::uint32_t>(n);
+  __m512i few;
+  if constexpr (n == 2) {
+    few = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words)));
+  } else if constexpr (n == 4) {
+    few = _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(words)));
+  } else {
+    few = _mm512_castsi128_si512(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(words)));
+  }
+  return unsigned_lanes(_mm512_permutexvar_epi32(integers(index), few));
+}
+
+// Running sums of products of bytes, four a lane. Codes are at most 15, so that either operand may
+// be the signed one; widen() gives Σ exactly while no partial sum of two products a call passes
+// kProductLimit.
+typedef U ByteSums;
+#if defined(__AVX512VNNI__)
+constexpr int kProductLimit = 0x7fffffff;
+inline void add_signed_products(ByteSums& sums, U codes, U bytes) {
+  sums = unsigned_lanes(_mm512_dpbusd_epi32(integers(sums), integers(codes), integers(bytes)));
+}
+inline void add_unsigned_products(ByteSums& sums, U codes, U bytes) {
+  sums = unsigned_lanes(_mm512_dpbusd_epi32(integers(sums), integers(bytes), integers(codes)));
+}
+inline I widen(ByteSums sums) { return reinterpret_cast<I>(sums); }
+#else
+constexpr int kProductLimit = 32767;
+inline void add_products(ByteSums& sums, __m512i products) {
+  __m512i sum = _mm512_add_epi16(integers(sums), products);
+  __asm__("" : "+v"(sum));  // or GCC re-associates the sums and spills them
+  sums = unsigned_lanes(sum);
+}
+inline void add_signed_products(ByteSums& sums, U codes, U bytes) {
+  add_products(sums, _mm512_maddubs_epi16(integers(codes), integers(bytes)));
+}
+inline void add_unsigned_products(ByteSums& sums, U codes, U bytes) {
+  add_products(sums, _mm512_maddubs_epi16(integers(bytes), integers(codes)));
+}
+inline I widen(ByteSums sums) {
+  return reinterpret_cast<I>(_mm512_madd_epi16(integers(sums), _mm512_set1_epi16(1)));
+}
+#endif
 
 inline void transpose(F block[kWidth]) {
   F pairs[16], quads[16], octets[16];

@@ -16,6 +16,11 @@ constexpr int kCodeRows = 6;                                        // rows that
 constexpr int code_vectors(int rows) { return rows <= 4 ? 4 : 2; }  // of tokens
 constexpr int code_units(int rows) { return rows <= 2 ? 2 : 1; }    // of 16 channels
 
+// Integer operations: query rows, rows of weights, and vectors that share one load of the codes.
+constexpr int kByteRows = 6, kWeightRows = 6;
+constexpr int byte_vectors(int rows) { return rows <= 3 ? 4 : 2; }
+constexpr int weight_vectors(int rows) { return rows <= 3 ? 2 : 1; }
+
 // Not FMIN and FMAX: equal zeros of either sign and NaN give b, as on every other instruction set.
 inline F min(F a, F b) { return a < b ? a : b; }
 inline F max(F a, F b) { return a > b ? a : b; }
@@ -70,6 +75,30 @@ inline void load_unit(const std::uint8_t* low, const std::uint8_t* third, F code
     }
     codes[j] = low_bits_to_float<bits>(word);
   }
+}
+
+// Neighbouring lanes 2i and 2i + 1 change places.
+inline F swap_pairs(F v) { return vrev64q_f32(v); }
+
+// Running sums of products of bytes, four a lane, in 16 bits: every AArch64 has these, and the dot
+// product instructions only some. Codes are at most 15; widen() gives Σ exactly while no partial sum
+// of two products a call passes kProductLimit.
+typedef std::int16_t ByteSums __attribute__((vector_size(kVectorBytes)));
+constexpr int kProductLimit = 32767;
+inline void add_signed_products(ByteSums& sums, U codes, U bytes) {
+  const int8x16_t a = vreinterpretq_s8_u32(codes), b = vreinterpretq_s8_u32(bytes);
+  const int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(b));
+  const int16x8_t high = vmull_high_s8(a, b);
+  sums += reinterpret_cast<ByteSums>(vpaddq_s16(low, high));
+}
+inline void add_unsigned_products(ByteSums& sums, U codes, U bytes) {
+  const uint8x16_t a = vreinterpretq_u8_u32(codes), b = vreinterpretq_u8_u32(bytes);
+  const uint16x8_t low = vmull_u8(vget_low_u8(a), vget_low_u8(b));
+  const uint16x8_t high = vmull_high_u8(a, b);
+  sums += reinterpret_cast<ByteSums>(vpaddq_u16(low, high));
+}
+inline I widen(ByteSums sums) {
+  return reinterpret_cast<I>(vpaddlq_s16(reinterpret_cast<int16x8_t>(sums)));
 }
 
 inline void transpose(U block[kWidth]) {

@@ -15,6 +15,11 @@ constexpr int kCodeRows = 3;                                        // rows that
 constexpr int code_vectors(int rows) { return rows == 1 ? 4 : 2; }  // of tokens
 constexpr int code_units(int) { return 1; }                         // of 16 channels
 
+// Integer operations: query rows, rows of weights, and vectors that share one load of the codes.
+constexpr int kByteRows = 3, kWeightRows = 3;
+constexpr int byte_vectors(int) { return 2; }
+constexpr int weight_vectors(int) { return 1; }
+
 inline F min(F a, F b) { return a < b ? a : b; }
 inline F max(F a, F b) { return a > b ? a : b; }
 inline U max(U a, U b) { return a > b ? a : b; }
@@ -30,6 +35,9 @@ inline std::uint32_t reduce_max(U v) {
   return result;
 }
 inline std::uint32_t reduce_add(U v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+
+// Neighbouring lanes 2i and 2i + 1 change places.
+inline F swap_pairs(F v) { return __builtin_shufflevector(v, v, 1, 0, 3, 2); }
 
 // Low byte of every lane.
 inline void store_bytes(std::uint8_t* p, U v) {
@@ -77,6 +85,28 @@ inline void load_unit(const std::uint8_t* low, const std::uint8_t* third, F code
       codes[j] += fields<1>(load_bytes<std::uint16_t>(third) >> (4 * j)) * 4.0f;
     }
   }
+}
+
+// Running sums of products of bytes, four a lane. Codes are at most 15, so that either operand may
+// be the signed one; widen() gives Σ exactly while no partial sum of two products a call passes
+// kProductLimit.
+typedef std::int16_t ByteSums __attribute__((vector_size(kVectorBytes)));
+constexpr int kProductLimit = 32767;
+inline void add_signed_products(ByteSums& sums, U codes, U bytes) {
+  const auto odd = reinterpret_cast<ByteSums>(bytes) >> 8;
+  const auto even = reinterpret_cast<ByteSums>(bytes << 8) >> 8;
+  sums += reinterpret_cast<ByteSums>(codes & 0x00ff00ffu) * even +
+          reinterpret_cast<ByteSums>((codes >> 8) & 0x00ff00ffu) * odd;
+}
+inline void add_unsigned_products(ByteSums& sums, U codes, U bytes) {
+  sums += reinterpret_cast<ByteSums>(codes & 0x00ff00ffu) *
+              reinterpret_cast<ByteSums>(bytes & 0x00ff00ffu) +
+          reinterpret_cast<ByteSums>((codes >> 8) & 0x00ff00ffu) *
+              reinterpret_cast<ByteSums>((bytes >> 8) & 0x00ff00ffu);
+}
+inline I widen(ByteSums sums) {
+  const I pairs = reinterpret_cast<I>(sums);
+  return (pairs >> 16) + ((pairs << 16) >> 16);
 }
 
 inline void transpose(F block[kWidth]) {

@@ -20,8 +20,12 @@ typedef std::uint32_t U __attribute__((vector_size(kVectorBytes)));
 
 typedef float UnalignedF __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
 
+typedef std::uint32_t UnalignedU __attribute__((vector_size(kVectorBytes), aligned(1), may_alias));
+
 inline F load(const float* p) { return *reinterpret_cast<const UnalignedF*>(p); }
 inline void store(float* p, F v) { *reinterpret_cast<UnalignedF*>(p) = v; }
+inline U load_words(const std::uint8_t* p) { return *reinterpret_cast<const UnalignedU*>(p); }
+inline void store_words(std::uint8_t* p, U v) { *reinterpret_cast<UnalignedU*>(p) = v; }
 inline F broadcast(float x) { return F{} + x; }
 inline U broadcast_bits(std::uint32_t x) { return U{} + x; }
 inline U bits_of(F v) { return reinterpret_cast<U>(v); }
@@ -44,6 +48,8 @@ inline F round_to_integer(F v) {
   const F magic = broadcast(12582912.0f);
   return (v + magic) - magic;
 }
+
+inline F to_float(I v) { return __builtin_convertvector(v, F); }
 
 template <typename T>
 inline T load_bytes(const std::uint8_t* p) {

@@ -1,0 +1,211 @@
+// Weighted sums of a page's values straight on the codes, with weights of 16 bits. Included after
+// one ISA header of simd/.
+//
+// Channels lie in lanes, four tokens in the bytes of a lane. A weight w = p·scale becomes
+// u = round(w·65535/max w) in two bytes, each summed apart; the zero point comes off with the
+// *rounded* weights. Sums are exact; what follows is the same sequence of roundings in every set.
+#pragma once
+
+#include "kernels/codes.h"
+#include "kernels/prefetch.h"
+#include "kernels/qk_integer.h"
+#include "kernels/quantize_queries.h"
+#include "kernels/tile_panel.h"
+
+namespace oscar::kernels {
+namespace {
+
+// tile[quad][channel]: words of the codes of tokens 4·quad … 4·quad + 3.
+// Rows are read sixteen bytes at a time: up to 15 bytes past a row's end, which lie inside the
+// plane (its scales follow).
+template <int bits>
+inline void unpack_values(const PlaneLayout& layout, const std::uint8_t* plane, int num_quads,
+                          std::uint8_t* tile, Prefetcher& prefetcher) {
+  constexpr int kCodesAByte = bits == 4 ? 2 : 4;
+  constexpr std::uint32_t kShifts = kCodesAByte;
+  constexpr int kWordsAUnit = kUnit / kCodesAByte;
+  constexpr std::uint32_t kMask = bits == 4 ? 0x0f0f0f0fu : 0x03030303u;
+  const std::int64_t row_bytes = layout.code_row_bytes();
+  const int low_bytes = layout.head_dim / kCodesAByte;
+  const simd::U lane = simd::lane_index();
+  for (int quad = 0; quad < num_quads; ++quad) {
+    prefetcher.step();
+    const std::uint8_t* const rows = plane + 4 * quad * row_bytes;
+    [[maybe_unused]] alignas(64) std::uint32_t third[kMaxHeadDim / 8];
+    if constexpr (bits == 3) {
+      for (int byte = 0; byte < layout.head_dim / 8; byte += 16) {
+        simd::interleave_bytes(rows + low_bytes + byte, row_bytes, third + byte);
+      }
+    }
+    for (int byte = 0; byte < low_bytes; byte += 16) {
+      alignas(64) std::uint32_t words[16];
+      simd::interleave_bytes(rows + byte, row_bytes, words);
+#pragma GCC unroll 4
+      for (int word = 0; word < 16; word += kWordsAUnit) {
+        const int channel = (byte + word) * kCodesAByte;
+        if (channel >= layout.head_dim) break;
+#pragma GCC unroll 4
+        for (int c = 0; c < kUnit; c += simd::kWidth) {
+          const simd::U shift = (lane + static_cast<std::uint32_t>(c)) % kShifts * (8 / kShifts);
+          simd::U codes =
+              (simd::repeat_words<kCodesAByte>(words + word + c / kCodesAByte) >> shift) & kMask;
+          if constexpr (bits == 3) {
+            const simd::U bit = (lane + static_cast<std::uint32_t>(c)) % 8u;
+            const simd::U high = simd::repeat_words<8>(third + (channel + c) / 8);
+            codes |= ((high >> bit) & 0x01010101u) << 2;
+          }
+          simd::store_words(tile + 4 * (quad * layout.head_dim + channel + c), codes);
+        }
+      }
+    }
+  }
+}
+
+// The weights of a group: p·scale ≈ step·(256·high + low), offset = Σ of that times the zero point.
+template <int num_rows>
+struct RoundedWeights {
+  alignas(64) std::uint8_t high[num_rows][kPageSize], low[num_rows][kPageSize];
+  float step[num_rows], offset[num_rows];
+
+  void load(const PvIntegerParams& params, int row, int group) {
+    for (int r = 0; r < num_rows; ++r) load_row(params, row + r, group, r);
+  }
+
+ private:
+  // Metadata of unwritten tokens may be NaN: selected away, not multiplied by zero.
+  void load_row(const PvIntegerParams& params, int row, int group, int r) {
+    const PlaneLayout& layout = params.layout;
+    const float* p = params.p + row * params.p_stride;
+    const std::int64_t first = std::int64_t{2} * group * kPageSize;
+    const std::uint8_t* scales = params.plane + layout.scales_offset() + first;
+    const std::uint8_t* zeros = params.plane + layout.zeros_offset() + first;
+    const bool is_affine = layout.quant.codebook == Codebook::kAffine;
+    alignas(64) float weights[kPageSize];
+    simd::F largest_of{};
+    for (int t = 0; t < params.num_tokens; t += simd::kWidth) {
+      const int left = params.num_tokens - t;
+      const simd::F weight =
+          simd::load_partial(p + t, left < simd::kWidth ? left : simd::kWidth, 0.0f);
+      const simd::F scaled = weight != 0.0f ? weight * simd::load_bf16(scales + 2 * t) : simd::F{};
+      simd::store(weights + t, scaled);
+      largest_of = simd::max(largest_of, scaled);
+    }
+    const float largest = simd::reduce_max(largest_of);
+    const bool counts = largest >= kSmallestScaled;
+    step[r] = counts ? largest / 65535 : 0.0f;
+    const float inverse = counts ? 65535 / largest : 0.0f;
+    simd::Lanes sum{};
+    const simd::F magic = simd::broadcast(12582912.0f);  // leaves the integer in the low bits
+    for (int t = 0; t < params.num_tokens; t += simd::kWidth) {
+      const simd::F shifted = simd::load(weights + t) * inverse + magic;
+      const simd::F rounded = shifted - magic;
+      simd::store_bytes(high[r] + t, simd::bits_of(shifted) >> 8);
+      simd::store_bytes(low[r] + t, simd::bits_of(shifted));
+      const simd::F zero =
+          is_affine ? simd::load_bf16(zeros + 2 * t) : simd::broadcast(centre(layout.quant.bits));
+      simd::add_to_lanes(sum, rounded != 0.0f ? rounded * zero : simd::F{}, t);
+    }
+    offset[r] = step[r] * simd::sum_lanes(sum);
+  }
+};
+
+// totals[r][v] (+)= Σ over num_quads ≤ a widening's worth of quads. A function of its own for the
+// reason that dot_steps is one. high, low: [num_rows][kPageSize].
+template <int num_rows, int num_vectors>
+[[gnu::noinline]] void weigh_quads(const std::uint8_t* tile, std::int64_t quad_bytes,
+                                   const std::uint8_t (*high)[kPageSize],
+                                   const std::uint8_t (*low)[kPageSize], int first_quad,
+                                   int num_quads, simd::I (*totals)[num_vectors]) {
+  simd::ByteSums high_sums[num_rows][num_vectors] = {}, low_sums[num_rows][num_vectors] = {};
+  const std::uint8_t* codes_at = tile + first_quad * quad_bytes;
+  for (int quad = first_quad; quad < first_quad + num_quads; ++quad, codes_at += quad_bytes) {
+    simd::U codes[num_vectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < num_vectors; ++v) {
+      codes[v] = simd::load_words(codes_at + v * simd::kVectorBytes);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < num_rows; ++r) {
+      const simd::U high_bytes =
+          simd::broadcast_bits(simd::load_bytes<std::uint32_t>(high[r] + 4 * quad));
+      const simd::U low_bytes =
+          simd::broadcast_bits(simd::load_bytes<std::uint32_t>(low[r] + 4 * quad));
+#pragma GCC unroll 4
+      for (int v = 0; v < num_vectors; ++v) {
+        simd::add_unsigned_products(high_sums[r][v], codes[v], high_bytes);
+        simd::add_unsigned_products(low_sums[r][v], codes[v], low_bytes);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < num_rows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < num_vectors; ++v) {
+      const simd::I sum = (simd::widen(high_sums[r][v]) << 8) + simd::widen(low_sums[r][v]);
+      totals[r][v] = first_quad > 0 ? totals[r][v] + sum : sum;
+    }
+  }
+}
+
+// out[r][channel …] += step·Σ − offset for num_vectors vectors of channels.
+template <int num_rows, int num_vectors>
+inline void accumulate_quads(const PvIntegerParams& params, int row, int channel,
+                             const std::uint8_t* tile, int num_quads, int chunk,
+                             const RoundedWeights<num_rows>& weights) {
+  simd::I totals[num_rows][num_vectors];
+  for (int first = 0; first < num_quads; first += chunk) {
+    const int left = num_quads - first;
+    weigh_quads<num_rows, num_vectors>(tile + 4 * channel, std::int64_t{4} * params.layout.head_dim,
+                                       weights.high, weights.low, first,
+                                       left < chunk ? left : chunk, totals);
+  }
+  for (int r = 0; r < num_rows; ++r) {
+    float* out = params.out + (row + r) * params.out_stride + channel;
+    for (int v = 0; v < num_vectors; ++v) {
+      const simd::F sum = weights.step[r] * simd::to_float(totals[r][v]) - weights.offset[r];
+      simd::store(out + v * simd::kWidth, simd::load(out + v * simd::kWidth) + sum);
+    }
+  }
+}
+
+template <int num_rows>
+inline void pv_integer_rows(const PvIntegerParams& params, int row, const std::uint8_t* tile,
+                            int chunk) {
+  constexpr int kVectors = simd::weight_vectors(num_rows);
+  const PlaneLayout& layout = params.layout;
+  const int num_quads = (params.num_tokens + 3) / 4;
+  for (int group = 0; group < layout.num_groups(); ++group) {
+    RoundedWeights<num_rows> weights;
+    weights.load(params, row, group);
+    int c = group * layout.quant.group_size;
+    const int end = c + layout.quant.group_size;
+    for (; c + kVectors * simd::kWidth <= end; c += kVectors * simd::kWidth) {
+      accumulate_quads<num_rows, kVectors>(params, row, c, tile, num_quads, chunk, weights);
+    }
+    for (; c < end; c += simd::kWidth) {
+      accumulate_quads<num_rows, 1>(params, row, c, tile, num_quads, chunk, weights);
+    }
+  }
+}
+
+template <int bits>
+inline void pv_integer_of(const PvIntegerParams& params) {
+  alignas(64) std::uint8_t tile[kPageSize * kMaxHeadDim];
+  const int num_quads = (params.num_tokens + 3) / 4;
+  Prefetcher prefetcher(params.next_plane, params.layout.plane_bytes(), num_quads);
+  unpack_values<bits>(params.layout, params.plane, num_quads, tile, prefetcher);
+  for_each_row_block<simd::kWeightRows>(params.num_rows, [&]<int num_rows>(int row) {
+    pv_integer_rows<num_rows>(params, row, tile, steps_between_widenings((1 << bits) - 1, 255));
+  });
+}
+
+inline void pv_integer_generic(const PvIntegerParams& params) {
+  switch (params.layout.quant.bits) {
+    case 2: return pv_integer_of<2>(params);
+    case 3: return pv_integer_of<3>(params);
+    default: return pv_integer_of<4>(params);
+  }
+}
+
+}  // namespace
+}  // namespace oscar::kernels

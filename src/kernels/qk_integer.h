@@ -1,0 +1,182 @@
+// Logits of query rows in bytes straight on the codes of a page. Included after one ISA header of
+// simd/.
+//
+// The page's codes become bytes once, tokens in lanes and the four channels of a step in the bytes
+// of a lane; then every row takes one integer instruction (two without VNNI) for four channels of
+// kWidth tokens. Sums are exact; what follows is the same sequence of roundings in every set.
+#pragma once
+
+#include "kernels/codes.h"
+#include "kernels/prefetch.h"
+#include "kernels/tile_panel.h"
+
+namespace oscar::kernels {
+namespace {
+
+constexpr int kPageBlocks = kPageSize / simd::kWidth;
+constexpr int kStepBytes = 4 * kPageSize;  // of a tile of keys
+
+// Bits [0, 4) of the four nibbles of half a word to the low halves of four bytes.
+inline simd::U spread_nibbles(simd::U half) {
+  half = (half | half << 8) & 0x00ff00ffu;
+  return (half | half << 4) & 0x0f0f0f0fu;
+}
+
+// tile[step][64 tokens]: words of four codes. Columns are read sixteen bytes at a time: up to 12
+// bytes past a row's end, which lie inside the plane (its scales follow).
+template <int bits>
+inline void unpack_keys(const PlaneLayout& layout, const std::uint8_t* plane, int num_blocks,
+                        std::uint8_t* tile, Prefetcher& prefetcher) {
+  constexpr int kLowBits = bits == 4 ? 4 : 2;
+  constexpr std::uint32_t kMask = bits == 4 ? 0x0f0f0f0fu : 0x03030303u;
+  const std::int64_t row_bytes = layout.code_row_bytes();
+  const int num_words = layout.head_dim * kLowBits / 32;
+  for (int block = 0; block < num_blocks; ++block) {
+    const std::uint8_t* const rows = plane + block * simd::kWidth * row_bytes;
+    std::uint8_t* out = tile + block * simd::kVectorBytes;
+    [[maybe_unused]] simd::U third[4] = {};
+    for (int w = 0; w < num_words; w += 4) {
+      prefetcher.step();
+      simd::U low[4];
+      simd::load_word_columns(rows + 4 * w, row_bytes, low);
+      if constexpr (bits == 3) {
+        if (w % 8 == 0) {
+          simd::load_word_columns(rows + layout.head_dim / 4 + 2 * w, row_bytes, third);
+        }
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        if (w + i >= num_words) break;
+        [[maybe_unused]] simd::U high{};
+        if constexpr (bits == 3) {
+          const simd::U word = third[(w % 8 + i) / 2];
+          high = spread_nibbles(i % 2 == 0 ? word & 0xffffu : word >> 16) << 2;
+        }
+#pragma GCC unroll 4
+        for (int p = 0; p < 8 / kLowBits; ++p) {
+          simd::U codes = (low[i] >> static_cast<std::uint32_t>(kLowBits * p)) & kMask;
+          if constexpr (bits == 3) codes |= (high >> static_cast<std::uint32_t>(p)) & 0x04040404u;
+          simd::store_words(out, codes);
+          out += kStepBytes;
+        }
+      }
+    }
+  }
+}
+
+// Calls of add_*_products between widenings that keep their sums within kProductLimit.
+constexpr int steps_between_widenings(int largest_code, int largest_byte) {
+  const int steps = simd::kProductLimit / (2 * largest_code * largest_byte);
+  return steps < 4 ? steps : steps / 4 * 4;
+}
+
+// dots[r][v] (+)= Σ over num_steps ≤ a widening's worth of steps. A function of its own, or GCC keeps
+// the totals in registers and spills the sums. q: [steps][stride][4 bytes].
+template <int num_rows, int num_vectors>
+[[gnu::noinline]] void dot_steps(const std::uint8_t* tile, const std::int8_t* q,
+                                 std::int64_t q_step_bytes, int num_steps, bool add,
+                                 simd::I (*dots)[num_vectors]) {
+  simd::ByteSums sums[num_rows][num_vectors] = {};
+  for (int step = 0; step < num_steps; ++step) {
+    simd::U codes[num_vectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < num_vectors; ++v) {
+      codes[v] = simd::load_words(tile + v * simd::kVectorBytes);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < num_rows; ++r) {
+      std::uint32_t four;
+      __builtin_memcpy(&four, q + 4 * r, sizeof four);
+      const simd::U bytes = simd::broadcast_bits(four);
+#pragma GCC unroll 4
+      for (int v = 0; v < num_vectors; ++v) {
+        simd::add_signed_products(sums[r][v], codes[v], bytes);
+      }
+    }
+    tile += kStepBytes;
+    q += q_step_bytes;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < num_rows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < num_vectors; ++v) {
+      const simd::I dot = simd::widen(sums[r][v]);
+      dots[r][v] = add ? dots[r][v] + dot : dot;
+    }
+  }
+}
+
+template <int num_rows>
+inline void qk_integer_rows(const QkIntegerParams& params, int row, const std::uint8_t* tile,
+                            int chunk) {
+  constexpr int kVectors = simd::byte_vectors(num_rows);
+  const PlaneLayout& layout = params.layout;
+  const int num_groups = layout.num_groups(), steps_a_group = layout.quant.group_size / 4;
+  const std::int64_t q_step_bytes = std::int64_t{4} * params.num_rows;
+  const std::uint8_t* scales = params.plane + layout.scales_offset();
+  const std::uint8_t* zeros = params.plane + layout.zeros_offset();
+  const bool is_affine = layout.quant.codebook == Codebook::kAffine;
+  const float* q_scales = params.q_scales + std::int64_t{row} * num_groups;
+  const float* q_sums = params.q_sums + std::int64_t{row} * num_groups;
+  for (int token = 0; token < params.num_tokens; token += kVectors * simd::kWidth) {
+    simd::F logits[num_rows][kVectors] = {};
+    for (int group = 0; group < num_groups; ++group) {
+      simd::I dots[num_rows][kVectors];
+      const int first_step = group * steps_a_group;
+      for (int step = 0; step < steps_a_group; step += chunk) {
+        const int left = steps_a_group - step;
+        dot_steps<num_rows, kVectors>(
+            tile + (first_step + step) * kStepBytes + token / simd::kWidth * simd::kVectorBytes,
+            params.q + (first_step + step) * q_step_bytes + 4 * row, q_step_bytes,
+            left < chunk ? left : chunk, step > 0, dots);
+      }
+      for (int v = 0; v < kVectors; ++v) {
+        const std::int64_t offset = 2 * (group * kPageSize + token + v * simd::kWidth);
+        const simd::F scale = simd::load_bf16(scales + offset);
+        const simd::F zero = is_affine ? simd::load_bf16(zeros + offset)
+                                       : simd::broadcast(centre(layout.quant.bits));
+        for (int r = 0; r < num_rows; ++r) {
+          const float q_scale = q_scales[r * num_groups + group];
+          const float q_sum = q_sums[r * num_groups + group];
+          const simd::F dot = simd::to_float(dots[r][v]) - zero * q_sum;
+          logits[r][v] = logits[r][v] + dot * (scale * q_scale);
+        }
+      }
+    }
+    for (int r = 0; r < num_rows; ++r) {
+      float* out = params.logits + (row + r) * params.logits_stride + token;
+      for (int v = 0; v < kVectors; ++v) {
+        const int left = params.num_tokens - token - v * simd::kWidth;
+        if (left <= 0) break;
+        const int count = left < simd::kWidth ? left : simd::kWidth;
+        simd::store_partial(out + v * simd::kWidth, logits[r][v], count);
+      }
+    }
+  }
+}
+
+template <int bits>
+inline void qk_integer_of(const QkIntegerParams& params) {
+  alignas(64) std::uint8_t tile[kPageSize * kMaxHeadDim];
+  // The tokens of the last vectors that do not exist have whatever codes lie there.
+  constexpr int kMostVectors = simd::byte_vectors(1);
+  const int num_blocks = (params.num_tokens + kMostVectors * simd::kWidth - 1) /
+                         (kMostVectors * simd::kWidth) * kMostVectors;
+  Prefetcher prefetcher(params.next_plane, params.layout.plane_bytes(),
+                        num_blocks * ((params.layout.head_dim + 63) / 64) * (bits == 4 ? 2 : 1));
+  unpack_keys<bits>(params.layout, params.plane, num_blocks, tile, prefetcher);
+  for_each_row_block<simd::kByteRows>(params.num_rows, [&]<int num_rows>(int row) {
+    qk_integer_rows<num_rows>(params, row, tile, steps_between_widenings((1 << bits) - 1, 127));
+  });
+}
+
+inline void qk_integer_generic(const QkIntegerParams& params) {
+  switch (params.layout.quant.bits) {
+    case 2: return qk_integer_of<2>(params);
+    case 3: return qk_integer_of<3>(params);
+    default: return qk_integer_of<4>(params);
+  }
+}
+
+}  // namespace
+}  // namespace oscar::kernels
