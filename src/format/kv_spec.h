@@ -6,7 +6,7 @@
 //   group=N                      channels a scale
 //   no-hadamard no-clip no-mean  leave a part out
 //   unbiased                     unbiased key scale
-//   float                        force the float attention path
+//   float                        attend codes in single precision
 #pragma once
 
 #include <optional>

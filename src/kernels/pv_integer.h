@@ -15,48 +15,61 @@
 namespace oscar::kernels {
 namespace {
 
-// tile[quad][channel]: words of the codes of tokens 4·quad … 4·quad + 3.
-// Rows are read sixteen bytes at a time: up to 15 bytes past a row's end, which lie inside the
-// plane (its scales follow).
+// Sixteen channels of four tokens: out[channel] = their codes in four bytes. low, third:
+// interleaved bytes of the rows, `third` being the one that holds channel 0's third bit (3 bits
+// only).
+template <int bits>
+inline void unpack_value_unit(const std::uint32_t* low, const std::uint32_t* third,
+                              std::uint8_t* out) {
+  constexpr int kCodesAByte = bits == 4 ? 2 : 4;
+  constexpr std::uint32_t kShifts = kCodesAByte;
+  constexpr std::uint32_t kMask = bits == 4 ? 0x0f0f0f0fu : 0x03030303u;
+  const simd::U lane = simd::lane_index();
+#pragma GCC unroll 4
+  for (int c = 0; c < kUnit; c += simd::kWidth) {
+    const simd::U shift = (lane + static_cast<std::uint32_t>(c)) % kShifts * (8 / kShifts);
+    simd::U codes = (simd::repeat_words<kCodesAByte>(low + c / kCodesAByte) >> shift) & kMask;
+    if constexpr (bits == 3) {
+      const simd::U bit = (lane + static_cast<std::uint32_t>(c)) % 8u;
+      codes |= ((simd::repeat_words<8>(third + c / 8) >> bit) & 0x01010101u) << 2;
+    }
+    simd::store_words(out + 4 * c, codes);
+  }
+}
+
+// tile[quad][channel]: words of the codes of tokens 4·quad … 4·quad + 3. Rows are read sixteen
+// bytes at a time: up to 15 bytes past a row's end, which lie inside the plane (its scales follow).
 template <int bits>
 inline void unpack_values(const PlaneLayout& layout, const std::uint8_t* plane, int num_quads,
                           std::uint8_t* tile, Prefetcher& prefetcher) {
   constexpr int kCodesAByte = bits == 4 ? 2 : 4;
-  constexpr std::uint32_t kShifts = kCodesAByte;
-  constexpr int kWordsAUnit = kUnit / kCodesAByte;
-  constexpr std::uint32_t kMask = bits == 4 ? 0x0f0f0f0fu : 0x03030303u;
+  constexpr int kWordsAUnit = kUnit / kCodesAByte, kUnitsALoad = 16 / kWordsAUnit;
   const std::int64_t row_bytes = layout.code_row_bytes();
-  const int low_bytes = layout.head_dim / kCodesAByte;
-  const simd::U lane = simd::lane_index();
+  const int num_units = layout.head_dim / kUnit, low_bytes = layout.head_dim / kCodesAByte;
   for (int quad = 0; quad < num_quads; ++quad) {
     prefetcher.step();
-    const std::uint8_t* const rows = plane + 4 * quad * row_bytes;
+    const std::uint8_t* rows = plane + 4 * quad * row_bytes;
     [[maybe_unused]] alignas(64) std::uint32_t third[kMaxHeadDim / 8];
     if constexpr (bits == 3) {
       for (int byte = 0; byte < layout.head_dim / 8; byte += 16) {
         simd::interleave_bytes(rows + low_bytes + byte, row_bytes, third + byte);
       }
     }
-    for (int byte = 0; byte < low_bytes; byte += 16) {
-      alignas(64) std::uint32_t words[16];
-      simd::interleave_bytes(rows + byte, row_bytes, words);
+    alignas(64) std::uint32_t low[16];
+    int unit = 0;
+    for (; unit + kUnitsALoad <= num_units; unit += kUnitsALoad, rows += 16) {
+      simd::interleave_bytes(rows, row_bytes, low);
 #pragma GCC unroll 4
-      for (int word = 0; word < 16; word += kWordsAUnit) {
-        const int channel = (byte + word) * kCodesAByte;
-        if (channel >= layout.head_dim) break;
-#pragma GCC unroll 4
-        for (int c = 0; c < kUnit; c += simd::kWidth) {
-          const simd::U shift = (lane + static_cast<std::uint32_t>(c)) % kShifts * (8 / kShifts);
-          simd::U codes =
-              (simd::repeat_words<kCodesAByte>(words + word + c / kCodesAByte) >> shift) & kMask;
-          if constexpr (bits == 3) {
-            const simd::U bit = (lane + static_cast<std::uint32_t>(c)) % 8u;
-            const simd::U high = simd::repeat_words<8>(third + (channel + c) / 8);
-            codes |= ((high >> bit) & 0x01010101u) << 2;
-          }
-          simd::store_words(tile + 4 * (quad * layout.head_dim + channel + c), codes);
-        }
+      for (int i = 0; i < kUnitsALoad; ++i) {
+        unpack_value_unit<bits>(low + i * kWordsAUnit, third + 2 * (unit + i),
+                                tile + 4 * kUnit * i);
       }
+      tile += 4 * kUnit * kUnitsALoad;
+    }
+    if (unit == num_units) continue;
+    simd::interleave_bytes(rows, row_bytes, low);
+    for (int i = 0; unit < num_units; ++i, ++unit, tile += 4 * kUnit) {
+      unpack_value_unit<bits>(low + i * kWordsAUnit, third + 2 * unit, tile);
     }
   }
 }
@@ -94,18 +107,23 @@ struct RoundedWeights {
     const bool counts = largest >= kSmallestScaled;
     step[r] = counts ? largest / 65535 : 0.0f;
     const float inverse = counts ? 65535 / largest : 0.0f;
-    simd::Lanes sum{};
     const simd::F magic = simd::broadcast(12582912.0f);  // leaves the integer in the low bits
+    simd::Lanes sum{};
+    simd::F whole_sum{};  // of whole numbers below 2²⁴: exact in any order
     for (int t = 0; t < params.num_tokens; t += simd::kWidth) {
       const simd::F shifted = simd::load(weights + t) * inverse + magic;
       const simd::F rounded = shifted - magic;
       simd::store_bytes(high[r] + t, simd::bits_of(shifted) >> 8);
       simd::store_bytes(low[r] + t, simd::bits_of(shifted));
-      const simd::F zero =
-          is_affine ? simd::load_bf16(zeros + 2 * t) : simd::broadcast(centre(layout.quant.bits));
-      simd::add_to_lanes(sum, rounded != 0.0f ? rounded * zero : simd::F{}, t);
+      if (is_affine) {
+        const simd::F zero = simd::load_bf16(zeros + 2 * t);
+        simd::add_to_lanes(sum, rounded != 0.0f ? rounded * zero : simd::F{}, t);
+      } else {
+        whole_sum += rounded;
+      }
     }
-    offset[r] = step[r] * simd::sum_lanes(sum);
+    offset[r] = step[r] * (is_affine ? simd::sum_lanes(sum)
+                                     : centre(layout.quant.bits) * simd::reduce_add(whole_sum));
   }
 };
 

@@ -13,7 +13,6 @@
 namespace oscar::kernels {
 namespace {
 
-constexpr int kPageBlocks = kPageSize / simd::kWidth;
 constexpr int kStepBytes = 4 * kPageSize;  // of a tile of keys
 
 // Bits [0, 4) of the four nibbles of half a word to the low halves of four bytes.
@@ -22,19 +21,34 @@ inline simd::U spread_nibbles(simd::U half) {
   return (half | half << 4) & 0x0f0f0f0fu;
 }
 
+// A column of words, and of half words with the third bits, to the steps that they hold:
+// kStepBytes apart from `out` on.
+template <int bits>
+inline std::uint8_t* unpack_key_word(simd::U low, simd::U third, std::uint8_t* out) {
+  constexpr int kLowBits = bits == 4 ? 4 : 2;
+  constexpr std::uint32_t kMask = bits == 4 ? 0x0f0f0f0fu : 0x03030303u;
+  if constexpr (bits == 3) third = spread_nibbles(third) << 2;
+#pragma GCC unroll 4
+  for (int p = 0; p < 8 / kLowBits; ++p) {
+    simd::U codes = (low >> static_cast<std::uint32_t>(kLowBits * p)) & kMask;
+    if constexpr (bits == 3) codes |= (third >> static_cast<std::uint32_t>(p)) & 0x04040404u;
+    simd::store_words(out, codes);
+    out += kStepBytes;
+  }
+  return out;
+}
+
 // tile[step][64 tokens]: words of four codes. Columns are read sixteen bytes at a time: up to 12
 // bytes past a row's end, which lie inside the plane (its scales follow).
 template <int bits>
 inline void unpack_keys(const PlaneLayout& layout, const std::uint8_t* plane, int num_blocks,
                         std::uint8_t* tile, Prefetcher& prefetcher) {
-  constexpr int kLowBits = bits == 4 ? 4 : 2;
-  constexpr std::uint32_t kMask = bits == 4 ? 0x0f0f0f0fu : 0x03030303u;
   const std::int64_t row_bytes = layout.code_row_bytes();
-  const int num_words = layout.head_dim * kLowBits / 32;
+  const int num_words = layout.head_dim * (bits == 4 ? 4 : 2) / 32;
   for (int block = 0; block < num_blocks; ++block) {
     const std::uint8_t* const rows = plane + block * simd::kWidth * row_bytes;
     std::uint8_t* out = tile + block * simd::kVectorBytes;
-    [[maybe_unused]] simd::U third[4] = {};
+    simd::U third[4] = {};
     for (int w = 0; w < num_words; w += 4) {
       prefetcher.step();
       simd::U low[4];
@@ -42,22 +56,19 @@ inline void unpack_keys(const PlaneLayout& layout, const std::uint8_t* plane, in
       if constexpr (bits == 3) {
         if (w % 8 == 0) {
           simd::load_word_columns(rows + layout.head_dim / 4 + 2 * w, row_bytes, third);
+        } else {
+          third[0] = third[2];
+          third[1] = third[3];
         }
       }
+      const simd::U halves[4] = {third[0] & 0xffffu, third[0] >> 16, third[1] & 0xffffu,
+                                 third[1] >> 16};
+      if (w + 4 <= num_words) {
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        if (w + i >= num_words) break;
-        [[maybe_unused]] simd::U high{};
-        if constexpr (bits == 3) {
-          const simd::U word = third[(w % 8 + i) / 2];
-          high = spread_nibbles(i % 2 == 0 ? word & 0xffffu : word >> 16) << 2;
-        }
-#pragma GCC unroll 4
-        for (int p = 0; p < 8 / kLowBits; ++p) {
-          simd::U codes = (low[i] >> static_cast<std::uint32_t>(kLowBits * p)) & kMask;
-          if constexpr (bits == 3) codes |= (high >> static_cast<std::uint32_t>(p)) & 0x04040404u;
-          simd::store_words(out, codes);
-          out += kStepBytes;
+        for (int i = 0; i < 4; ++i) out = unpack_key_word<bits>(low[i], halves[i], out);
+      } else {
+        for (int i = 0; w + i < num_words; ++i) {
+          out = unpack_key_word<bits>(low[i], halves[i], out);
         }
       }
     }
@@ -70,8 +81,8 @@ constexpr int steps_between_widenings(int largest_code, int largest_byte) {
   return steps < 4 ? steps : steps / 4 * 4;
 }
 
-// dots[r][v] (+)= Σ over num_steps ≤ a widening's worth of steps. A function of its own, or GCC keeps
-// the totals in registers and spills the sums. q: [steps][stride][4 bytes].
+// dots[r][v] (+)= Σ over num_steps ≤ a widening's worth of steps. A function of its own, or GCC
+// keeps the totals in registers and spills the sums. q: [steps][stride][4 bytes].
 template <int num_rows, int num_vectors>
 [[gnu::noinline]] void dot_steps(const std::uint8_t* tile, const std::int8_t* q,
                                  std::int64_t q_step_bytes, int num_steps, bool add,

@@ -195,9 +195,8 @@ inline U repeat_words(const std::uint32_t* words) {
 typedef U ByteSums;
 constexpr int kProductLimit = 32767;
 inline void add_products(ByteSums& sums, __m256i products) {
-  __m256i sum = _mm256_add_epi16(integers(sums), products);
-  __asm__("" : "+x"(sum));  // or GCC re-associates the sums and spills them
-  sums = unsigned_lanes(sum);
+  // GCC would re-associate plain sums and spill them.
+  __asm__("vpaddw %1, %0, %0" : "+x"(sums) : "x"(products));
 }
 inline void add_signed_products(ByteSums& sums, U codes, U bytes) {
   add_products(sums, _mm256_maddubs_epi16(integers(codes), integers(bytes)));

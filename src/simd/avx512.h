@@ -176,9 +176,8 @@ inline I widen(ByteSums sums) { return reinterpret_cast<I>(sums); }
 #else
 constexpr int kProductLimit = 32767;
 inline void add_products(ByteSums& sums, __m512i products) {
-  __m512i sum = _mm512_add_epi16(integers(sums), products);
-  __asm__("" : "+v"(sum));  // or GCC re-associates the sums and spills them
-  sums = unsigned_lanes(sum);
+  // GCC would re-associate plain sums and spill them.
+  __asm__("vpaddw %1, %0, %0" : "+v"(sums) : "v"(products));
 }
 inline void add_signed_products(ByteSums& sums, U codes, U bytes) {
   add_products(sums, _mm512_maddubs_epi16(integers(codes), integers(bytes)));

@@ -81,8 +81,8 @@ inline void load_unit(const std::uint8_t* low, const std::uint8_t* third, F code
 inline F swap_pairs(F v) { return vrev64q_f32(v); }
 
 // Running sums of products of bytes, four a lane, in 16 bits: every AArch64 has these, and the dot
-// product instructions only some. Codes are at most 15; widen() gives Σ exactly while no partial sum
-// of two products a call passes kProductLimit.
+// product instructions only some. Codes are at most 15; widen() gives Σ exactly while no partial
+// sum of two products a call passes kProductLimit.
 typedef std::int16_t ByteSums __attribute__((vector_size(kVectorBytes)));
 constexpr int kProductLimit = 32767;
 inline void add_signed_products(ByteSums& sums, U codes, U bytes) {
