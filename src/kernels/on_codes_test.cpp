@@ -1,6 +1,7 @@
 // qk_codes and pv_codes against fp64 on the values that the codes stand for.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/kernels_test_support.h"
@@ -197,6 +198,38 @@ TEST(OnCodes, UnwrittenTokensBetweenOthersHaveNoWeight) {
         if (is_hidden(static_cast<int>(i) % kPageSize)) continue;
         ASSERT_EQ(logits[0][i], logits[1][i]) << set->name << " " << describe(layout);
       }
+    }
+  }
+}
+
+// A weight of 0 in one row and not in another: the row of the 0 takes nothing from the token.
+TEST(OnCodes, AWeightOfZeroTakesNothingWhateverOtherRowsTake) {
+  std::mt19937_64 random = seeded(56);
+  constexpr int kHeadDim = 96, kRows = 7;
+  for (const PlaneLayout& layout : layouts_for_codes(kHeadDim)) {
+    std::vector<std::uint8_t> plane = make_plane(layout, 0);
+    ASSERT_TRUE(encode_tokens(scalar_set(), normal_values(kPageSize * kHeadDim, random), layout,
+                              1.0f, plane.data()));
+    std::vector<std::uint8_t> broken = plane;
+    // Token 5 becomes NaN: its values where they are exact, else its scales.
+    const std::size_t first = layout.quant.bits == 16
+                                  ? static_cast<std::size_t>(5 * layout.code_row_bytes())
+                                  : static_cast<std::size_t>(layout.scales_offset() + 10);
+    const std::size_t count = layout.quant.bits == 16 ? 2 * kHeadDim : 2;
+    std::fill_n(broken.begin() + static_cast<std::ptrdiff_t>(first), count, std::uint8_t{0xff});
+    std::vector<float> p = normal_values(kRows * kPageSize, random);
+    for (float& weight : p) weight = std::exp(weight);
+    p[5] = 0;
+    for (const KernelSet* set : runnable_sets()) {
+      std::vector<float> outs[2];
+      for (const int i : {0, 1}) {
+        outs[i].assign(kRows * kHeadDim, 0.0f);
+        set->pv_codes({p.data(), i == 0 ? plane.data() : broken.data(), outs[i].data(), kRows,
+                       kPageSize, kPageSize, kHeadDim, layout});
+        outs[i].resize(static_cast<std::size_t>(
+            layout.quant.bits == 16 ? kHeadDim : std::min(kHeadDim, layout.quant.group_size)));
+      }
+      ASSERT_EQ(outs[0], outs[1]) << set->name << " " << describe(layout);
     }
   }
 }

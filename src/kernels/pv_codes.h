@@ -93,10 +93,16 @@ inline void pv_codes_of(const PvCodesParams& params) {
       params.num_rows, [&]<int num_rows>(int row) { pv_rows<bits, num_rows>(params, row); });
 }
 
-// Exact values: out[r][channel …] += Σ p·v over the tokens that some row gives a weight.
+// The largest and the smallest magnitude of each token's weights.
+struct WeightRange {
+  alignas(64) float largest[kPageSize], smallest[kPageSize];
+};
+
+// Exact values: out[r][channel …] += Σ p·v. What was never written may be NaN, which times a weight
+// of 0 must not be added.
 template <int num_rows, int num_vectors>
 inline void accumulate_exact(const PvCodesParams& params, int row, int channel,
-                             const float* largest_weights) {
+                             const WeightRange& range) {
   const std::int64_t row_bytes = params.layout.code_row_bytes();
   const float* p = params.p + row * params.p_stride;
   float* out = params.out + row * params.out_stride + channel;
@@ -107,7 +113,8 @@ inline void accumulate_exact(const PvCodesParams& params, int row, int channel,
     }
   }
   for (int t = 0; t < params.num_tokens; ++t) {
-    if (largest_weights[t] == 0.0f) continue;
+    if (range.largest[t] == 0.0f) continue;
+    const bool some_are_zero = range.smallest[t] == 0.0f;
     simd::F values[num_vectors];
 #pragma GCC unroll 8
     for (int v = 0; v < num_vectors; ++v) {
@@ -115,7 +122,9 @@ inline void accumulate_exact(const PvCodesParams& params, int row, int channel,
     }
 #pragma GCC unroll 16
     for (int r = 0; r < num_rows; ++r) {
-      const simd::F weight = simd::broadcast(p[r * params.p_stride + t]);
+      const float p_here = p[r * params.p_stride + t];
+      if (some_are_zero && p_here == 0.0f) continue;
+      const simd::F weight = simd::broadcast(p_here);
 #pragma GCC unroll 8
       for (int v = 0; v < num_vectors; ++v) sums[r][v] = simd::fma(weight, values[v], sums[r][v]);
     }
@@ -128,25 +137,28 @@ inline void accumulate_exact(const PvCodesParams& params, int row, int channel,
 }
 
 inline void pv_exact(const PvCodesParams& params) {
-  // The largest magnitude of each token's weights: what was never written has none.
-  alignas(64) float largest_weights[kPageSize] = {};
-  for (int r = 0; r < params.num_rows; ++r) {
-    for (int t = 0; t < params.num_tokens; t += simd::kWidth) {
-      const int left = params.num_tokens - t;
+  WeightRange range;
+  for (int t = 0; t < params.num_tokens; t += simd::kWidth) {
+    const int left = params.num_tokens - t;
+    simd::F largest{}, smallest = simd::broadcast(1.0f);
+    for (int r = 0; r < params.num_rows; ++r) {
       const simd::F p = simd::load_partial(params.p + r * params.p_stride + t,
                                            left < simd::kWidth ? left : simd::kWidth, 0.0f);
-      simd::store(largest_weights + t, simd::max(simd::from_bits(simd::magnitude_bits(p)),
-                                                 simd::load(largest_weights + t)));
+      const simd::F magnitude = simd::from_bits(simd::magnitude_bits(p));
+      largest = simd::max(magnitude, largest);
+      smallest = simd::min(magnitude, smallest);
     }
+    simd::store(range.largest + t, largest);
+    simd::store(range.smallest + t, smallest);
   }
   constexpr int kColumns = simd::kTileVectors * simd::kWidth;
   for_each_row_block<simd::kTileRows>(params.num_rows, [&]<int num_rows>(int row) {
     int c = 0;
     for (; c + kColumns <= params.layout.head_dim; c += kColumns) {
-      accumulate_exact<num_rows, simd::kTileVectors>(params, row, c, largest_weights);
+      accumulate_exact<num_rows, simd::kTileVectors>(params, row, c, range);
     }
     for (; c < params.layout.head_dim; c += simd::kWidth) {
-      accumulate_exact<num_rows, 1>(params, row, c, largest_weights);
+      accumulate_exact<num_rows, 1>(params, row, c, range);
     }
   });
 }
