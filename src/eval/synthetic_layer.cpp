@@ -137,6 +137,7 @@ void SyntheticLayer::make_copies(const KvSpec& spec) {
   params_.kv.v_copies = v_copies_.data();
   params_.sink_tokens = spec.sink_tokens;
   params_.recent_tokens = spec.recent_tokens;
+  params_.float_path = spec.force_float;
 }
 
 attention::Shape SyntheticLayer::attention_shape() const {
