@@ -1,7 +1,8 @@
 /* OSCAR: a KV cache of about two bits a value. C interface.
  *
- * Order of calls: open a method for a model, create a cache, create a sequence; then for every step
- * oscar_append_begin once, and for every layer oscar_append_layer and oscar_attend.
+ * To calibrate: feed a collector, fit an artefact, save it. To serve: open a method for a model,
+ * create a cache, create a sequence; then for every step oscar_append_begin once, and for every
+ * layer oscar_append_layer and oscar_attend.
  *
  * Rows are float32, C-contiguous in the order that is given, and hold keys and queries *after*
  * RoPE. A token's position is its index in the sequence. A KV head serves num_q_heads /
@@ -50,6 +51,10 @@ typedef struct oscar_method oscar_method;
 typedef struct oscar_codec oscar_codec;
 /* Pages and sequences of a model. */
 typedef struct oscar_cache oscar_cache;
+/* A calibration as named tensors and texts. */
+typedef struct oscar_artefact oscar_artefact;
+/* Statistics of a model's keys, values and queries, from which an artefact is fitted. */
+typedef struct oscar_collector oscar_collector;
 
 /* "0.1.0". Static; never NULL. */
 OSCAR_API const char* oscar_version(void);
@@ -202,6 +207,163 @@ OSCAR_API oscar_status oscar_attend(oscar_cache* cache, int32_t sequence, int32_
  * oscar_codec_value_bytes of the layer. */
 OSCAR_API oscar_status oscar_token_bytes(const oscar_cache* cache, int32_t sequence, int32_t layer,
                                          int64_t token, uint8_t* bytes, size_t num_bytes);
+
+/* ---- Pages that the caller owns, for engines with a block table of their own ---- */
+
+/* One side (keys or values) of one page of 64 tokens for one KV head. Offsets are in bytes from the
+ * plane's start; docs/format.md, "Planes". */
+typedef struct oscar_plane {
+  int32_t head_dim, bits, group_size, has_zero_points;
+  int64_t code_row_bytes; /* of one token */
+  int64_t scales_offset, zeros_offset;
+  int64_t plane_bytes;
+} oscar_plane;
+
+OSCAR_API oscar_status oscar_codec_key_plane(const oscar_codec* codec, oscar_plane* out);
+OSCAR_API oscar_status oscar_codec_value_plane(const oscar_codec* codec, oscar_plane* out);
+/* Bytes of a page in one layer: for each KV head the key plane, then the value plane. 0 for NULL.
+ */
+OSCAR_API size_t oscar_codec_page_bytes(const oscar_codec* codec);
+
+/* Token i goes to slots[i] = 64 · page + offset; −1 is skipped.
+ * keys: [num_tokens][num_kv_heads][head_dim_k], positions: [num_tokens], 0 .. max_position,
+ * values: [num_tokens][num_kv_heads][head_dim_v], slots: [num_tokens].
+ * pages: [num_pages][oscar_codec_page_bytes]. The codes are those of oscar_encode_keys and
+ * oscar_encode_values. OSCAR_NOT_FINITE: see there. No two tokens may share a slot. */
+OSCAR_API oscar_status oscar_encode_pages(const oscar_codec* codec, const float* keys,
+                                          const float* values, const int32_t* positions,
+                                          const int64_t* slots, int64_t num_tokens,
+                                          int32_t num_threads, uint8_t* pages, int64_t num_pages);
+
+typedef struct oscar_page_queries {
+  size_t struct_bytes; /* sizeof(oscar_page_queries); what is not needed may be zeros */
+  const float* q;      /* [num_queries][num_q_heads][head_dim_k] after RoPE */
+  float* out;          /* [num_queries][num_q_heads][head_dim_v] */
+  float* lse;          /* as in oscar_queries */
+  /* [num_queries], 0 and above: a query attends the tokens up to its own position. */
+  const int32_t* query_positions;
+  int64_t num_queries;
+  int32_t num_q_heads;
+  int32_t num_threads;  /* 0: 1 */
+  const uint8_t* pages; /* [num_pages][oscar_codec_page_bytes] */
+  int64_t num_pages;
+  const int32_t* block_table; /* [⌈num_tokens/64⌉] page of tokens 64·i .. 64·i + 63 */
+  int64_t num_tokens;         /* of the sequence; token i has position i */
+  /* Exact copies, or NULL: [num_tokens] row of each token's copy, −1: none. */
+  const int32_t* copy_rows;
+  const uint16_t* k_copies; /* [num_copies][num_kv_heads][head_dim_k] BF16 */
+  const uint16_t* v_copies; /* [num_copies][num_kv_heads][head_dim_v] BF16 */
+  int64_t num_copies;
+  /* A copy is used for a token below sink_tokens, and for the recent_tokens up to the query's. */
+  int32_t sink_tokens, recent_tokens;
+  float scale, soft_cap;  /* as in oscar_queries */
+  int32_t sliding_window; /* as in oscar_queries */
+  const float* sinks;     /* as in oscar_queries */
+} oscar_page_queries;
+
+/* Attention of one sequence's queries over its pages. Allocates its scratch. */
+OSCAR_API oscar_status oscar_attend_pages(const oscar_codec* codec,
+                                          const oscar_page_queries* queries);
+
+/* ---- Artefact ---- */
+
+typedef struct oscar_tensor {
+  const char* name;  /* docs/format.md, "The artefact" */
+  const float* data; /* row-major */
+  int32_t rank;      /* 0 .. 4 */
+  int64_t shape[4];
+} oscar_tensor;
+typedef struct oscar_text {
+  const char* key; /* UTF-8, as are the values */
+  const char* value;
+} oscar_text;
+
+/* Everything in the file is checked; the first thing wrong is named. */
+OSCAR_API oscar_status oscar_artefact_load(const char* path, oscar_artefact** out);
+/* An artefact of the tensors and metadata of docs/format.md, checked as loading does; a matrix
+ * [d, d] stands for every head. Probes and content hash are made here; leave them out. */
+OSCAR_API oscar_status oscar_artefact_create(const oscar_tensor* tensors, int64_t num_tensors,
+                                             const oscar_text* metadata, int64_t num_texts,
+                                             oscar_artefact** out);
+/* The file appears whole or not at all. */
+OSCAR_API oscar_status oscar_artefact_save(const oscar_artefact* artefact, const char* path);
+OSCAR_API void oscar_artefact_free(oscar_artefact* artefact); /* NULL is allowed */
+/* −1 for NULL. */
+OSCAR_API int64_t oscar_artefact_num_tensors(const oscar_artefact* artefact);
+OSCAR_API int64_t oscar_artefact_num_texts(const oscar_artefact* artefact);
+/* In the order of their names, without probes and content hash; pointers are valid until
+ * oscar_artefact_free. */
+OSCAR_API oscar_status oscar_artefact_tensor(const oscar_artefact* artefact, int64_t index,
+                                             oscar_tensor* out);
+OSCAR_API oscar_status oscar_artefact_text(const oscar_artefact* artefact, int64_t index,
+                                           oscar_text* out);
+/* OSCAR_MISMATCH, naming the first difference and both values, when the artefact is not for this
+ * model. weights_hash: NULL or "": not known, not compared. */
+OSCAR_API oscar_status oscar_artefact_check_model(const oscar_artefact* artefact,
+                                                  const char* architecture,
+                                                  const oscar_model* model,
+                                                  const char* weights_hash);
+/* XXH3-128 of bytes, as 32 hex digits and a NUL: what weights_hash holds. */
+OSCAR_API oscar_status oscar_hash(const void* bytes, size_t num_bytes, char out[33]);
+
+/* ---- Calibration ---- */
+
+typedef enum oscar_rope_pairing {
+  OSCAR_ROPE_HALF_SPLIT = 0, /* channel f pairs with f + num_pairs */
+  OSCAR_ROPE_INTERLEAVED = 1 /* channel 2f pairs with 2f + 1 */
+} oscar_rope_pairing;
+
+typedef struct oscar_rope {
+  int32_t pairing; /* oscar_rope_pairing */
+  int32_t num_pairs;
+  const float* inv_freq; /* [num_pairs] radians a position */
+  float magnitude;       /* factor on the rotated channels; 1 for most */
+} oscar_rope;
+
+/* seed chooses the rows that are sampled. */
+OSCAR_API oscar_status oscar_collector_create(uint64_t seed, oscar_collector** out);
+OSCAR_API void oscar_collector_free(oscar_collector* collector); /* NULL is allowed */
+
+/* Rows of some tokens of one layer; the tokens of a layer come in order, the layers in any. */
+typedef struct oscar_layer_rows {
+  size_t struct_bytes; /* sizeof(oscar_layer_rows) */
+  int32_t layer;       /* the model's index, 0 .. 4095 */
+  int32_t num_q_heads, num_kv_heads, head_dim_k, head_dim_v;
+  float scale;              /* on q·k */
+  const oscar_rope* rope;   /* NULL: not known, the mean key is taken after RoPE */
+  int64_t num_tokens;       /* at least 0 */
+  const int32_t* positions; /* [num_tokens], 0 and above */
+  const float* queries;     /* [num_tokens][num_q_heads][head_dim_k] after RoPE */
+  const float* keys;        /* [num_tokens][num_kv_heads][head_dim_k] after RoPE */
+  const float* values;      /* [num_tokens][num_kv_heads][head_dim_v] */
+  const float* outputs;     /* [num_tokens][num_q_heads][head_dim_v] of attention, before W_O */
+} oscar_layer_rows;
+
+/* Rows with NaN or Inf are left out and counted. */
+OSCAR_API oscar_status oscar_collector_add(oscar_collector* collector,
+                                           const oscar_layer_rows* rows);
+/* Rows left out so far; −1 for NULL. */
+OSCAR_API int64_t oscar_collector_num_non_finite(const oscar_collector* collector);
+
+/* Sums over what was added for one KV head; pointers are valid until the next call with the
+ * collector. Keys are before RoPE where it is known. */
+typedef struct oscar_head_statistics {
+  int64_t num_queries, num_tokens, num_values; /* rows in the sums of queries, keys, values */
+  const double* query_covariance;  /* [head_dim_k][head_dim_k] Σ qᵀq over the group */
+  const double* output_covariance; /* [head_dim_v][head_dim_v] Σ oᵀo over the group */
+  const double* key_sum;           /* [head_dim_k] */
+  const double* key_square_sum;    /* [head_dim_k] */
+  const double* value_sum;         /* [head_dim_v] */
+} oscar_head_statistics;
+
+OSCAR_API oscar_status oscar_collector_head(const oscar_collector* collector, int32_t layer,
+                                            int32_t kv_head, oscar_head_statistics* out);
+
+/* method: "oscar" or "oscar-plus". architecture, weights_hash: what the artefact says of the model;
+ * NULL: "". Layers are fitted on num_threads threads; the result does not depend on it. */
+OSCAR_API oscar_status oscar_fit(const oscar_collector* collector, const char* method,
+                                 const char* architecture, const char* weights_hash,
+                                 int32_t num_threads, oscar_artefact** out);
 
 #ifdef __cplusplus
 }

@@ -4,45 +4,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "capi_test_support.h"
 #include "oscar/oscar.h"
 
 enum { kLayers = 2, kQHeads = 4, kKvHeads = 2, kDim = 64, kTokens = 300, kWidth = kKvHeads * kDim };
 
-static int num_failures = 0;
-
-#define EXPECT(condition)                                                         \
-  do {                                                                            \
-    if (!(condition)) {                                                           \
-      ++num_failures;                                                             \
-      printf("%s:%d: %s fails; last error: %s\n", __FILE__, __LINE__, #condition, \
-             oscar_last_error());                                                 \
-    }                                                                             \
-  } while (0)
-
-#define EXPECT_REFUSED(call, status, words)              \
-  do {                                                   \
-    EXPECT((call) == (status));                          \
-    EXPECT(strstr(oscar_last_error(), (words)) != NULL); \
-    EXPECT(strchr(oscar_last_error(), '\n') == NULL);    \
-  } while (0)
-
 static const oscar_model kModel = {kLayers, kQHeads, kKvHeads, kDim, kDim};
 
-/* Sums of uniform numbers: near enough to a Gaussian for codes. */
-static float next_value(uint64_t* state) {
-  float sum = 0;
-  for (int i = 0; i < 4; ++i) {
-    *state = *state * 6364136223846793005u + 1442695040888963407u;
-    sum += (float)(*state >> 40) / (float)(1 << 24) - 0.5f;
+static double relative_error(const float* a, const double* b, int count) {
+  double error = 0, norm = 0;
+  for (int i = 0; i < count; ++i) {
+    error += (a[i] - b[i]) * (a[i] - b[i]);
+    norm += b[i] * b[i];
   }
-  return sum * 1.7f;
-}
-
-static float* make_rows(int64_t count, uint64_t seed) {
-  float* rows = malloc((size_t)count * sizeof *rows);
-  if (rows == NULL) exit(2);
-  for (int64_t i = 0; i < count; ++i) rows[i] = next_value(&seed);
-  return rows;
+  return sqrt(error / norm);
 }
 
 /* Attention of the last token in double, over rows [kTokens][kKvHeads][kDim]. */
@@ -65,15 +40,6 @@ static void reference_attend(const float* q, const float* keys, const float* val
       out[head * kDim + d] = value;
     }
   }
-}
-
-static double relative_error(const float* a, const double* b, int count) {
-  double error = 0, norm = 0;
-  for (int i = 0; i < count; ++i) {
-    error += (a[i] - b[i]) * (a[i] - b[i]);
-    norm += b[i] * b[i];
-  }
-  return sqrt(error / norm);
 }
 
 static void test_names(void) {

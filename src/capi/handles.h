@@ -3,11 +3,15 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "attention/sequence_attention.h"
 #include "cache/cache.h"
 #include "cache/layer_codec.h"
+#include "calibrate/collector.h"
 #include "format/artefact.h"
+#include "format/artefact_file.h"
 #include "oscar/oscar.h"
 
 struct oscar_method {
@@ -29,4 +33,22 @@ struct oscar_cache {
       : cache(artefact, options),
         attention(options.num_threads),
         num_q_heads(artefact.model.num_q_heads) {}
+};
+
+// The artefact and its tensors and texts, which point into it: it must stay where it was made.
+struct oscar_artefact {
+  oscar::Artefact artefact;
+  oscar::ArtefactFile file;
+  std::vector<oscar_tensor> tensors;  // without the probes
+  std::vector<oscar_text> texts;
+
+  // name: what messages call it.
+  oscar_artefact(oscar::Artefact given, const std::string& name);
+  oscar_artefact(const oscar_artefact&) = delete;
+  oscar_artefact& operator=(const oscar_artefact&) = delete;
+};
+
+struct oscar_collector {
+  oscar::calibrate::Collector collector;
+  std::vector<std::unique_ptr<oscar::RopeTable>> tables;  // one for each RoPE that was given
 };

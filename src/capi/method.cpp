@@ -111,7 +111,11 @@ oscar_status oscar_method_describe(const oscar_method* method, oscar_method_info
     info.v_bits = artefact.v_quant.bits;
     double bits = 0, values = 0;
     for (const oscar::ArtefactLayer& layer : artefact.layers) {
-      const oscar::cache::LayerCodec codec(artefact, layer, nullptr,
+      // Sizes do not depend on positions, but a codec with a mean before RoPE wants its table.
+      std::shared_ptr<const oscar::RopeTable> rope;
+      if (layer.rope >= 0)
+        rope = std::make_shared<oscar::RopeTable>(artefact.ropes.at(layer.rope), 0);
+      const oscar::cache::LayerCodec codec(artefact, layer, rope,
                                            oscar::kernels::selected_kernel_set());
       for (const oscar::PlaneLayout& layout : {codec.k_layout(), codec.v_layout()}) {
         const double count = static_cast<double>(layer.num_kv_heads) * layout.head_dim;

@@ -7,6 +7,7 @@
 #include "format/artefact.h"
 #include "format/artefact_check.h"
 #include "format/artefact_fields.h"
+#include "format/artefact_file.h"
 #include "format/artefact_hash.h"
 #include "format/artefact_metadata.h"
 #include "format/artefact_probe.h"
@@ -128,11 +129,10 @@ std::vector<float> read_probes(const ArtefactLayer& layer, Side side, TensorRead
       " for num_kv_heads " + std::to_string(layer.num_kv_heads) + " of the model");
 }
 
-}  // namespace
+// Stored: the probes are in the file and must fit. Absent: there are none.
+enum class Probing { kStored, kAbsent };
 
-Artefact parse_artefact(const std::uint8_t* bytes, std::uint64_t num_bytes,
-                        const std::string& name) {
-  const Safetensors file = parse_safetensors({bytes, num_bytes}, name);
+Artefact read_artefact(const Safetensors& file, const std::string& name, Probing probing) {
   Artefact artefact = parse_artefact_metadata(file.metadata, file.tensors.size(), name);
   TensorReader reader(file, name);
   for (std::size_t r = 0; r < artefact.ropes.size(); ++r) {
@@ -147,8 +147,10 @@ Artefact parse_artefact(const std::uint8_t* bytes, std::uint64_t num_bytes,
   };
   std::vector<Probes> probes;
   for (ArtefactLayer& layer : artefact.layers) {
-    probes.push_back(
-        {read_probes(layer, Side::kKey, &reader), read_probes(layer, Side::kValue, &reader)});
+    if (probing == Probing::kStored) {
+      probes.push_back(
+          {read_probes(layer, Side::kKey, &reader), read_probes(layer, Side::kValue, &reader)});
+    }
     reader.read_layer(&layer);
   }
   const std::vector<float> errors =
@@ -159,13 +161,24 @@ Artefact parse_artefact(const std::uint8_t* bytes, std::uint64_t num_bytes,
   }
   reader.check_all_seen(artefact);
   check_artefact(artefact, name);
-  for (std::size_t i = 0; i < artefact.layers.size(); ++i) {
+  for (std::size_t i = 0; i < probes.size(); ++i) {
     check_probes(artefact.layers[i], Side::kKey, probes[i].k, name);
     check_probes(artefact.layers[i], Side::kValue, probes[i].v, name);
   }
-  // Last, so that what is plainly wrong is named first.
-  check_content_hash(file, name);
+  // Last, so that what is plainly wrong is named first. The hash covers the probes.
+  if (probing == Probing::kStored) check_content_hash(file, name);
   return artefact;
+}
+
+}  // namespace
+
+Artefact parse_artefact(const std::uint8_t* bytes, std::uint64_t num_bytes,
+                        const std::string& name) {
+  return read_artefact(parse_safetensors({bytes, num_bytes}, name), name, Probing::kStored);
+}
+
+Artefact artefact_from_tensors(const Safetensors& file, const std::string& name) {
+  return read_artefact(file, name, Probing::kAbsent);
 }
 
 }  // namespace oscar

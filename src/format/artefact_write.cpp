@@ -1,8 +1,7 @@
-#include <deque>
-
 #include "format/artefact.h"
 #include "format/artefact_check.h"
 #include "format/artefact_fields.h"
+#include "format/artefact_file.h"
 #include "format/artefact_hash.h"
 #include "format/artefact_metadata.h"
 #include "format/artefact_probe.h"
@@ -11,19 +10,15 @@
 namespace oscar {
 namespace {
 
-// Views into an artefact and into what is derived from it; both must outlive it.
-struct ArtefactFile {
-  Safetensors file;
-  std::deque<std::vector<float>> derived;  // what the views point into must not move
-};
-
 TensorView view_of(const std::vector<float>& values, std::vector<std::uint64_t> shape) {
   return {DType::kF32,
           std::move(shape),
           {reinterpret_cast<const std::uint8_t*>(values.data()), values.size() * sizeof(float)}};
 }
 
-ArtefactFile make_file(const Artefact& artefact, const std::string& name) {
+}  // namespace
+
+ArtefactFile artefact_file(const Artefact& artefact, const std::string& name) {
   check_artefact(artefact, name);
   ArtefactFile out;
   auto& tensors = out.file.tensors;
@@ -53,14 +48,12 @@ ArtefactFile make_file(const Artefact& artefact, const std::string& name) {
   return out;
 }
 
-}  // namespace
-
 void save_artefact(const Artefact& artefact, const std::string& path) {
-  write_safetensors(make_file(artefact, path).file, path);
+  write_safetensors(artefact_file(artefact, path).file, path);
 }
 
 std::string serialize_artefact(const Artefact& artefact, const std::string& name) {
-  return serialize_safetensors(make_file(artefact, name).file);
+  return serialize_safetensors(artefact_file(artefact, name).file);
 }
 
 }  // namespace oscar
