@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from oscar_kv import _library as library
 from oscar_kv.artefact import PAIRINGS, Artefact, ModelShape
 from oscar_kv.calibration import METHODS
-from oscar_kv.errors import OscarError
+from oscar_kv.errors import InvalidArgumentError, IoError, NotFoundError, OscarError
 from oscar_kv.rotations import DEFAULT_K_CLIP, DEFAULT_V_CLIP
 
 
@@ -78,7 +78,27 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def check_output(path: str) -> None:
+    """Refuses, before any work, a file that could not be written or is something else's."""
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise NotFoundError(f"{path}: there is no folder {folder}")
+    if os.path.isdir(path):
+        raise InvalidArgumentError(f"{path}: is a folder; give a file")
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise IoError(f"{path}: may not be written")
+    if not os.path.exists(path):
+        return
+    try:
+        Artefact.load(path)
+    except OscarError:
+        raise InvalidArgumentError(
+            f"{path}: is there and is no artefact, so it is not replaced; give another name"
+        ) from None
+
+
 def _calibrate(options: argparse.Namespace) -> None:
+    check_output(options.output)
     from oscar_kv.transformers import calibrate_folder
 
     artefact, warnings = calibrate_folder(
@@ -117,11 +137,13 @@ def _inspect(options: argparse.Namespace) -> None:
 
 
 def _convert(options: argparse.Namespace) -> None:
+    check_output(options.output)
     Artefact.load(options.file).with_pairing(options.pairing).save(options.output)
     say(f"wrote {options.output}")
 
 
 def _import_rotations(options: argparse.Namespace) -> None:
+    check_output(options.output)
     from oscar_kv.rotations import import_rotations
     from oscar_kv.transformers.model import describe_folder
 

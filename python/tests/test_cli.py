@@ -49,7 +49,14 @@ def test_bad_input_is_one_line(artefact, tmp_path):
     path = tmp_path / "a.safetensors"
     artefact.save(path)
     line = refused("convert", path, "--pairing", "interleaved", "-o", tmp_path / "no" / "b")
-    assert str(tmp_path / "no") in line
+    assert f"there is no folder {tmp_path / 'no'}" in line
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine")
+    convert = ("convert", path, "--pairing", "interleaved", "-o")
+    assert "is no artefact, so it is not replaced" in refused(*convert, notes)
+    assert notes.read_text() == "mine"
+    assert "is a folder" in refused(*convert, tmp_path)
+    assert run(*convert, path).returncode == 0  # an artefact is replaced
     assert run("convert", path, "--pairing", "sideways", "-o", path).returncode == 2
 
 
