@@ -27,7 +27,8 @@ __device__ __forceinline__ void copy_slots_of(const EncodeParams& params,
   }
 }
 
-// Rotated rows as BF16 into the exact copies; NaN becomes 0.
+// Rotated rows as BF16 into the exact copies; NaN becomes 0, and in a row that is not finite its
+// neighbours may too.
 template <int kHeadDim, int kHalves>
 __device__ __forceinline__ void copy_rows(const RowFragments<kHeadDim / 8, kHalves>& v,
                                           const TileJob& job,
