@@ -37,6 +37,7 @@ Model::Model(Host* host, const ModelFile& file, Placement placement)
   params.devices = devices;
   // Every layer's cache goes to the device; its weights stay with the CPU all the same.
   params.n_gpu_layers = placement == Placement::kPlugin ? -1 : 0;
+  params.vocab_only = placement == Placement::kTokenizer;
   params.progress_callback = goes_on;
   params.progress_callback_user_data = host;
   host->take_error();
@@ -71,6 +72,8 @@ Context::Context(Model* model, const ContextOptions& options) : model_(model) {
   params.flash_attn_type =
       options.flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
   params.offload_kqv = true;
+  // As llama.cpp's programs do: a layer with a sliding window keeps the cells of its window only.
+  params.swa_full = false;
   params.swa_full = false;  // as llama.cpp's programs: sliding-window layers keep their windows
   params.n_seq_max = static_cast<std::uint32_t>(options.num_sequences);
   params.kv_unified = options.num_sequences > 1;

@@ -15,8 +15,10 @@ namespace oscar::eval {
 
 inline constexpr std::int64_t kBatchTokens = 512;  // of one llama_decode
 
-// Who owns the KV cache of the model's contexts.
-enum class Placement { kHost, kPlugin };
+// Who owns the KV cache of the model's contexts. kTokenizer: vocabulary and chat template only, no
+// weights and no contexts.
+enum class Placement { kHost, kPlugin, kTokenizer };
+inline constexpr int kNumPlacements = 3;
 
 // Owns the loaded weights; must outlive its contexts. The host must outlive it.
 class Model {

@@ -35,7 +35,7 @@ Workbench::Workbench(Host* host, const std::string& model_path, int num_threads)
     : host_(host), file_(open_model_file(model_path)), num_threads_(num_threads) {}
 
 Model& Workbench::model(Placement placement) {
-  std::unique_ptr<Model>& model = models_[placement == Placement::kPlugin];
+  std::unique_ptr<Model>& model = models_[static_cast<int>(placement)];
   if (!model) model = std::make_unique<Model>(host_, file_, placement);
   return *model;
 }

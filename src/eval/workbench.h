@@ -35,7 +35,7 @@ struct OpenOptions {
   void* eval_callback_data = nullptr;
 };
 
-// Owns the model under both placements, each loaded when it is first needed (the weights are
+// Owns the model under every placement, each loaded when it is first needed (the weights are
 // mapped, so most of their memory is shared). Not thread-safe. The host must outlive it, and it its
 // contexts.
 class Workbench {
@@ -46,7 +46,8 @@ class Workbench {
   Host& host() const { return *host_; }
   int num_threads() const { return num_threads_; }
   Model& model(Placement placement);
-  const llama_vocab* vocab() { return model(Placement::kHost).vocab(); }
+  // Needs no weights.
+  const llama_vocab* vocab() { return model(Placement::kTokenizer).vocab(); }
 
   // Refuses what cannot work before any weights are loaded: a packed cache that does not fit the
   // model, an artefact of another model, a context longer than the model's.
@@ -70,7 +71,7 @@ class Workbench {
   Host* host_;
   ModelFile file_;
   int num_threads_;
-  std::unique_ptr<Model> models_[2];
+  std::unique_ptr<Model> models_[kNumPlacements];
 };
 
 // f16, q8_0 or q4_0. Throws Error(kInvalidArgument).

@@ -63,14 +63,15 @@ void run_compare(const CompareCommand& command) {
   Session session = open_session(command.common);
   eval::Workbench& workbench = *session.workbench;
   const std::vector<eval::KvChoice> kvs = choose_kvs(command.kvs, &workbench);
-  const eval::Model& model = workbench.model(eval::Placement::kHost);
+  const eval::Model& model = workbench.model(eval::Placement::kTokenizer);
   const std::vector<llama_token> prompt =
       prompt_tokens(model, std::string(text.bytes()) + "\n\n" + command.question, Chat::kAuto);
   const auto needed = static_cast<std::int64_t>(prompt.size()) + command.new_tokens;
   workbench.check_context(needed);
-  const std::vector<llama_token> tokens =
-      eval::tokenize(model.vocab(), text.bytes(), std::min(command.ctx, model.context_length()),
-                     /*parse_special=*/false);
+  const std::int64_t trained = workbench.file().context_length;
+  const std::vector<llama_token> tokens = eval::tokenize(
+      model.vocab(), text.bytes(), trained > 0 ? std::min(command.ctx, trained) : command.ctx,
+      /*parse_special=*/false);
   eval::EvalOptions options;
   options.context_tokens = static_cast<std::int64_t>(tokens.size());
   if (options.context_tokens < eval::kMinEvalContext) {

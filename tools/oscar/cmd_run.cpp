@@ -60,7 +60,7 @@ void run_run(const RunCommand& command, Chat chat) {
   if (command.ctx > 0) workbench.check_context(command.ctx);
   const std::vector<eval::KvChoice> kvs = choose_kvs(command.kvs, &workbench);
   const std::vector<llama_token> prompt =
-      prompt_tokens(workbench.model(eval::Placement::kHost), text, chat);
+      prompt_tokens(workbench.model(eval::Placement::kTokenizer), text, chat);
   const auto needed = static_cast<std::int64_t>(prompt.size()) + command.new_tokens;
   const std::int64_t ctx = command.ctx > 0 ? command.ctx : needed;
   if (prompt.empty()) throw Error(ErrorCode::kInvalidArgument, "the prompt has no tokens");
