@@ -37,17 +37,6 @@ inline void store_partial(float* p, F v, int n) {
 // Even lanes p[0], odd ones p[1].
 inline F broadcast_pair(const float* p) { return F{p[0], p[1], p[0], p[1]}; }
 
-// interleaved[i], i in [0, 16): byte i of the four rows of 16 bytes at base, base + stride, …, in
-// this order from the lowest byte.
-inline void interleave_bytes(const std::uint8_t* base, std::int64_t stride,
-                             std::uint32_t interleaved[16]) {
-  for (int i = 0; i < 16; ++i) {
-    std::uint32_t word = 0;
-    for (int row = 0; row < 4; ++row) word |= std::uint32_t{base[row * stride + i]} << (8 * row);
-    interleaved[i] = word;
-  }
-}
-
 // Lane i: words[i / n]; n is a power of two up to 8.
 template <int n>
 inline U repeat_words(const std::uint32_t* words) {

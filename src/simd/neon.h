@@ -1,4 +1,5 @@
-// Vector operations for NEON, which every AArch64 has: four lanes.
+// Vector operations for NEON, which every AArch64 has, and its dot product where the compiler has
+// it: four lanes.
 #pragma once
 
 #include <arm_neon.h>
@@ -18,8 +19,13 @@ constexpr int code_units(int rows) { return rows <= 2 ? 2 : 1; }    // of 16 cha
 
 // Integer operations: query rows, rows of weights, and vectors that share one load of the codes.
 constexpr int kByteRows = 6, kWeightRows = 6;
+#if defined(__ARM_FEATURE_DOTPROD)
+constexpr int byte_vectors(int) { return 4; }
+constexpr int weight_vectors(int rows) { return rows <= 3 ? 4 : 2; }
+#else
 constexpr int byte_vectors(int rows) { return rows <= 3 ? 4 : 2; }
 constexpr int weight_vectors(int rows) { return rows <= 3 ? 2 : 1; }
+#endif
 
 // Not FMIN and FMAX: equal zeros of either sign and NaN give b, as on every other instruction set.
 inline F min(F a, F b) { return a < b ? a : b; }
@@ -80,26 +86,51 @@ inline void load_unit(const std::uint8_t* low, const std::uint8_t* third, F code
 // Neighbouring lanes 2i and 2i + 1 change places.
 inline F swap_pairs(F v) { return vrev64q_f32(v); }
 
-// Running sums of products of bytes, four a lane, in 16 bits: every AArch64 has these, and the dot
-// product instructions only some. Codes are at most 15; widen() gives Σ exactly while no partial
-// sum of two products a call passes kProductLimit.
-typedef std::int16_t ByteSums __attribute__((vector_size(kVectorBytes)));
+// interleaved[i], i in [0, 16): byte i of the four rows of 16 bytes at base, base + stride, …, in
+// this order from the lowest byte.
+inline void interleave_bytes(const std::uint8_t* base, std::int64_t stride,
+                             std::uint32_t interleaved[16]) {
+  const uint8x16x4_t rows = {{vld1q_u8(base), vld1q_u8(base + stride), vld1q_u8(base + 2 * stride),
+                              vld1q_u8(base + 3 * stride)}};
+  vst4q_u8(reinterpret_cast<std::uint8_t*>(interleaved), rows);
+}
+
+// Running sums of products of bytes, four a lane. Codes are at most 15, so that either operand may
+// be the signed one; widen() gives Σ exactly while no partial sum of two products a call passes
+// kProductLimit.
+#if defined(__ARM_FEATURE_DOTPROD)
+typedef U ByteSums;
+constexpr int kProductLimit = 0x7fffffff;
+inline void add_signed_products(ByteSums& sums, U codes, U bytes) {
+  sums = vreinterpretq_u32_s32(vdotq_s32(vreinterpretq_s32_u32(sums), vreinterpretq_s8_u32(codes),
+                                         vreinterpretq_s8_u32(bytes)));
+}
+inline void add_unsigned_products(ByteSums& sums, U codes, U bytes) {
+  sums = vdotq_u32(sums, vreinterpretq_u8_u32(codes), vreinterpretq_u8_u32(bytes));
+}
+inline I widen(ByteSums sums) { return reinterpret_cast<I>(sums); }
+#else
+// A product of the lower and one of the upper two lanes in 16 bits each: a multiplication and
+// addition in one instruction, where sums of pairs would take two more.
+struct ByteSums {
+  int16x8_t low{}, high{};
+};
 constexpr int kProductLimit = 32767;
 inline void add_signed_products(ByteSums& sums, U codes, U bytes) {
   const int8x16_t a = vreinterpretq_s8_u32(codes), b = vreinterpretq_s8_u32(bytes);
-  const int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(b));
-  const int16x8_t high = vmull_high_s8(a, b);
-  sums += reinterpret_cast<ByteSums>(vpaddq_s16(low, high));
+  sums.low = vmlal_s8(sums.low, vget_low_s8(a), vget_low_s8(b));
+  sums.high = vmlal_high_s8(sums.high, a, b);
 }
 inline void add_unsigned_products(ByteSums& sums, U codes, U bytes) {
   const uint8x16_t a = vreinterpretq_u8_u32(codes), b = vreinterpretq_u8_u32(bytes);
-  const uint16x8_t low = vmull_u8(vget_low_u8(a), vget_low_u8(b));
-  const uint16x8_t high = vmull_high_u8(a, b);
-  sums += reinterpret_cast<ByteSums>(vpaddq_u16(low, high));
+  const uint16x8_t low = vreinterpretq_u16_s16(sums.low), high = vreinterpretq_u16_s16(sums.high);
+  sums.low = vreinterpretq_s16_u16(vmlal_u8(low, vget_low_u8(a), vget_low_u8(b)));
+  sums.high = vreinterpretq_s16_u16(vmlal_high_u8(high, a, b));
 }
 inline I widen(ByteSums sums) {
-  return reinterpret_cast<I>(vpaddlq_s16(reinterpret_cast<int16x8_t>(sums)));
+  return reinterpret_cast<I>(vpaddq_s32(vpaddlq_s16(sums.low), vpaddlq_s16(sums.high)));
 }
+#endif
 
 inline void transpose(U block[kWidth]) {
   const U even01 = vtrn1q_u32(block[0], block[1]), odd01 = vtrn2q_u32(block[0], block[1]);

@@ -87,6 +87,17 @@ inline void load_unit(const std::uint8_t* low, const std::uint8_t* third, F code
   }
 }
 
+// interleaved[i], i in [0, 16): byte i of the four rows of 16 bytes at base, base + stride, …, in
+// this order from the lowest byte.
+inline void interleave_bytes(const std::uint8_t* base, std::int64_t stride,
+                             std::uint32_t interleaved[16]) {
+  for (int i = 0; i < 16; ++i) {
+    std::uint32_t word = 0;
+    for (int row = 0; row < 4; ++row) word |= std::uint32_t{base[row * stride + i]} << (8 * row);
+    interleaved[i] = word;
+  }
+}
+
 // Running sums of products of bytes, four a lane. Codes are at most 15, so that either operand may
 // be the signed one; widen() gives Σ exactly while no partial sum of two products a call passes
 // kProductLimit.
