@@ -41,7 +41,7 @@ struct EditedFile {
         {reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()}, "seed");
     EditedFile out;
     out.metadata = file.metadata;
-    out.metadata.erase(kContentHash);  // every edit would be refused for it
+    out.metadata.erase(oscar::kContentHash);  // every edit would be refused for it
     for (const auto& [name, view] : file.tensors) {
       out.tensors[name] = {view.dtype, view.shape, {view.bytes.begin(), view.bytes.end()}};
     }
