@@ -7,6 +7,8 @@ cache_dir=${OSCAR_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/oscar-kv}
 
 clang_format_version=14.0.6
 ruff_version=0.6.9
+matplotlib_version=3.11.2
+weasyprint_version=70.0
 openai_version=1.109.1
 llama_package_version=0.3.36
 llama_core_targets=(llama ggml ggml-cpu)  # what our CLI needs
@@ -80,6 +82,17 @@ server_client() {
   say "installing the openai client $openai_version"
   "$cache_dir/python/bin/pip" -q install --disable-pip-version-check "openai==$openai_version" </dev/null ||
     die "could not install openai $openai_version"
+}
+
+# report_tools: what `oscar report` draws and prints with; the versions are also in report/oscar_report/__main__.py.
+report_packages=(fonts-dejavu-core libpango-1.0-0 libpangoft2-1.0-0)
+report_tools() {
+  python_env
+  "$cache_dir/python/bin/python" -c 'import sys, matplotlib, weasyprint
+sys.exit([matplotlib.__version__, weasyprint.__version__] != sys.argv[1:])' $matplotlib_version $weasyprint_version 2>/dev/null && return
+  say "installing matplotlib $matplotlib_version and WeasyPrint $weasyprint_version"
+  "$cache_dir/python/bin/pip" -q install --disable-pip-version-check \
+    "matplotlib==$matplotlib_version" "weasyprint==$weasyprint_version" </dev/null || die "could not install matplotlib and WeasyPrint"
 }
 
 # The instruction sets of this processor that llama.cpp's CPU backend is built for. One name per level, part of the cache key.

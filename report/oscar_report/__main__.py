@@ -1,0 +1,75 @@
+"""Result files of one folder as one HTML page and a PDF.
+
+Called by scripts/report with the folder and the path of the page; the PDF lies beside it.
+"""
+
+import argparse
+import importlib
+import os
+import pathlib
+import sys
+import tempfile
+
+import load
+
+# Also in scripts/lib.sh, which installs them.
+PACKAGES = {"matplotlib": "matplotlib==3.11.2", "weasyprint": "weasyprint==70.0"}
+
+
+def need(module):
+    try:
+        return importlib.import_module(module)
+    except (ImportError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        wanted = " ".join(PACKAGES.values())
+        raise load.ReportError(
+            f"the report needs {module} in {sys.executable} ({reason}): run scripts/setup "
+            f"--report, or install {wanted} and Debian's libpango-1.0-0 libpangoft2-1.0-0"
+        ) from error
+
+
+def write(path, data):
+    """Whole or not at all."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".report-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except OSError:
+        pathlib.Path(name).unlink(missing_ok=True)
+        raise
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="scripts/report")
+    parser.add_argument("folder")
+    parser.add_argument("page", type=pathlib.Path)
+    parser.add_argument("--no-pdf", action="store_true")
+    arguments = parser.parse_args()
+    try:
+        sources, unknown = load.load(arguments.folder)
+        need("matplotlib")
+        weasyprint = None if arguments.no_pdf else need("weasyprint")
+        page = importlib.import_module("page").render(sources, unknown)
+        written = [arguments.page]
+        pdf = weasyprint.HTML(string=page).write_pdf() if weasyprint else None
+        write(arguments.page, page.encode())
+        if pdf:
+            written.append(arguments.page.with_suffix(".pdf"))
+            write(written[1], pdf)
+    except load.ReportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyError as error:
+        print(f"error: a result has no {error}: it is of another version of oscar", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"error: {arguments.page}: cannot write: {error.strerror}", file=sys.stderr)
+        return 1
+    print("wrote " + " and ".join(str(path) for path in written) + f": {len(sources)} result files")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
