@@ -11,7 +11,7 @@ namespace {
 
 constexpr float kHidden = -std::numeric_limits<float>::infinity();
 // Σ q·code and Σ q are taken first, a group's scale comes last; so they bound what may overflow.
-Bound logit_bound(const Matrix& q, int row, const DecodedRow& key) {
+Bound logit_bound(const Matrix& q, int row, const DecodedRow& key, int group_size) {
   Bound bound;
   double scale = 0, dot = 0, plain = 0;
   const auto close_group = [&] {
@@ -20,7 +20,7 @@ Bound logit_bound(const Matrix& q, int row, const DecodedRow& key) {
     dot = plain = 0;
   };
   for (std::size_t c = 0; c < key.codes.size(); ++c) {
-    if (c > 0 && key.scales[c] != key.scales[c - 1]) close_group();
+    if (c > 0 && c % static_cast<std::size_t>(group_size) == 0) close_group();
     const double x = q.at(row, static_cast<int>(c));
     scale = key.scales[c];
     bound.sum += scale * x * (key.codes[c] - key.zeros[c]);
@@ -51,7 +51,7 @@ void check_qk_codes(Source& source) {
     for (int r = 0; r < rows; ++r) {
       for (int t = 0; t < tokens; ++t) {
         // Products and sums of a group, its zero point, its scale; then the groups.
-        logit_bound(q, r, keys[static_cast<std::size_t>(t)])
+        logit_bound(q, r, keys[static_cast<std::size_t>(t)], layout.quant.group_size)
             .require(logits.at(r, t), layout.head_dim + 8, what);
       }
     }
