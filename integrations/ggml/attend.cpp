@@ -43,12 +43,13 @@ std::vector<float> alibi_slopes(int num_q_heads, float max_bias) {
 }
 
 void check_usable(const Visibility& visibility, CacheGroup* group) {
-  if (group->num_unusable == 0) return;
+  if (group->num_cells(CellState::kGood) == group->num_rows()) return;
   const std::int64_t num_tokens = std::ssize(group->ubatch().rows);
   for (std::int64_t row = 0; row < group->num_rows(); ++row) {
-    if (!group->unusable()[row]) continue;
+    if (group->cell_state(row) == CellState::kGood) continue;
     for (std::int64_t token = 0; token < num_tokens; ++token) {
-      if (visibility.sees(token, row)) throw Error(ErrorCode::kMismatch, group->unusable_reason());
+      if (visibility.sees(token, row))
+        throw Error(ErrorCode::kMismatch, group->unusable_reason(row));
     }
   }
 }

@@ -40,14 +40,19 @@ struct CacheRows {
   RowRange rows;
 };
 
-// What an access from outside a graph speaks of. Throws Error when it is not whole rows.
+// What an access from outside a graph speaks of. Throws Error when it is not whole rows; cells that
+// were to be written in part (is_write) are refused then, for they hold neither the old nor the
+// new.
 CacheRows cache_rows(CacheLayer* layer, const ggml_tensor* tensor, std::size_t offset,
-                     std::size_t size) {
+                     std::size_t size, bool is_write = false) {
   const auto rows = rows_of(tensor, offset, size);
   if (!rows) {
-    throw Error(ErrorCode::kUnsupported, std::string(tensor->name) + ": bytes " +
-                                             std::to_string(offset) + " + " + std::to_string(size) +
-                                             " are not whole rows of the cache: not supported");
+    const std::string reason = std::string(tensor->name) + ": bytes " + std::to_string(offset) +
+                               " + " + std::to_string(size) +
+                               " are not whole rows of the cache: not supported";
+    CacheGroup& group = layer->buffer->open_group(*layer);
+    if (is_write) refuse_rows(&group, rows_touched(tensor, offset, size), reason);
+    throw Error(ErrorCode::kUnsupported, reason);
   }
   return {layer, &layer->buffer->open_group(*layer), layer->side_of(root_of(tensor)), *rows};
 }
@@ -96,7 +101,7 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, st
     return;
   }
   guarded([&] {
-    const CacheRows at = cache_rows(layer, tensor, offset, size);
+    const CacheRows at = cache_rows(layer, tensor, offset, size, true);
     const std::string reason = restore_rows(at.group, at.group->layer(*layer), at.side, at.rows,
                                             {static_cast<const std::uint8_t*>(data), size});
     if (!reason.empty() && !at.group->said_refused_state) {

@@ -114,13 +114,27 @@ void CacheGroup::open(std::int64_t num_windows) {
     copy_base_[side] = reinterpret_cast<bf16_t*>(memory_.data() + copy_offset[side]);
   }
   positions_.assign(num_rows(), -1);
-  unusable_.assign(num_rows(), false);
+  cell_states_.assign(num_rows(), CellState::kGood);
+  num_in_state_[0] = num_rows();
+  rows_to_restore_.assign(num_rows(), 0);
   copies_ = CopyTable(num_rows(), capacity, window_tokens() > 0 ? window_ : Window{});
 }
 
 bf16_t* CacheGroup::copy(const GroupLayer& layer, Side side, std::int64_t index) {
   const int s = static_cast<int>(side);
   return copy_base_[s] + (layer.info->ordinal * copies_.capacity() + index) * row_values_[s];
+}
+
+void CacheGroup::set_cell_state(std::int64_t row, CellState state) {
+  --num_in_state_[static_cast<int>(cell_states_[row])];
+  ++num_in_state_[static_cast<int>(state)];
+  cell_states_[row] = state;
+}
+
+std::string CacheGroup::unusable_reason(std::int64_t row) const {
+  return cell_state(row) == CellState::kRefused
+             ? refused_reason
+             : "a saved sequence was restored in part: its cells cannot be attended";
 }
 
 std::int64_t CacheGroup::scratch_index(const GroupLayer& layer, std::int64_t token) const {
@@ -137,10 +151,7 @@ void CacheGroup::begin_ubatch(const Visibility& visibility) {
     const std::int64_t row = ubatch_.rows[i];
     positions_[row] = ubatch_.positions[i];
     ubatch_.slots.push_back(slot(row));
-    if (unusable_[row]) {
-      unusable_[row] = false;
-      --num_unusable;
-    }
+    set_cell_state(row, CellState::kGood);
   }
   copies_.begin(ubatch_.rows, ubatch_.positions, positions_, visibility);
 }
@@ -200,9 +211,8 @@ void CacheGroup::clear(std::uint8_t value) {
   shifted_rows_.clear();
   shifted_positions_.clear();
   std::fill(positions_.begin(), positions_.end(), -1);
-  std::fill(unusable_.begin(), unusable_.end(), false);
-  num_unusable = 0;
-  unusable_reason_.clear();
+  for (std::int64_t row = 0; row < num_rows(); ++row) set_cell_state(row, CellState::kGood);
+  refused_reason.clear();
   copies_.clear();
   memory_.fill(value);
 }

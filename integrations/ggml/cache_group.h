@@ -51,6 +51,10 @@ struct Ubatch {
   std::vector<bool> moved;       // [layers] its rows lie in its copies
 };
 
+// Whether a cell may be attended. A restore takes it row by row, layer after layer: until the last
+// one it is partial, and refused once a row did not fit. Writing a cell makes it good.
+enum class CellState : std::uint8_t { kGood, kPartial, kRefused };
+
 // Not thread-safe: one llama.cpp context uses it at a time.
 class CacheGroup {
  public:
@@ -79,11 +83,14 @@ class CacheGroup {
   CopyTable& copies() { return copies_; }
   const CopyTable& copies() const { return copies_; }
   Ubatch& ubatch() { return ubatch_; }
-  // Cells of a refused state: attending one fails with unusable_reason().
-  std::vector<bool>& unusable() { return unusable_; }
-  std::string& unusable_reason() { return unusable_reason_; }
-  std::int64_t num_unusable = 0;
-  bool said_refused_state = false;  // the reason was printed
+  CellState cell_state(std::int64_t row) const { return cell_states_[row]; }
+  void set_cell_state(std::int64_t row, CellState state);
+  std::int64_t num_cells(CellState state) const { return num_in_state_[static_cast<int>(state)]; }
+  // Why the cell is not good: the refused state's own line for refused ones.
+  std::string unusable_reason(std::int64_t row) const;
+  std::string refused_reason;       // of the first refused cell
+  bool said_refused_state = false;  // it was printed
+  std::vector<std::int32_t>& rows_to_restore() { return rows_to_restore_; }  // [num_rows]
 
   // Copy row `index` of a layer: [num_kv_heads·head_dim].
   bf16_t* copy(const GroupLayer& layer, Side side, std::int64_t index);
@@ -136,8 +143,9 @@ class CacheGroup {
   std::vector<bool> shifted_layers_;
   std::vector<std::int64_t> shifted_rows_;
   std::vector<std::int32_t> shifted_positions_;
-  std::vector<bool> unusable_;
-  std::string unusable_reason_;
+  std::vector<CellState> cell_states_;  // [num_rows]
+  std::int64_t num_in_state_[3] = {0, 0, 0};
+  std::vector<std::int32_t> rows_to_restore_;
 };
 
 }  // namespace oscar::ggml_plugin

@@ -18,13 +18,14 @@ constexpr std::int64_t kCellsPerBatch = 256;  // decoded, rotated and encoded to
 
 struct Shifted {
   std::vector<std::int64_t> rows, slots;
-  std::vector<std::int32_t> from, to;
+  std::vector<std::int32_t> from, to, by;
 };
 
 // The cells that move. A position below 0 would be a token before the text's begin.
 Shifted cells_to_shift(const std::int32_t* deltas, CacheGroup* group) {
   Shifted shifted;
-  const bool any_position = group->window_tokens() == 0;
+  const GroupLayer& first = group->layers().front();
+  const bool any_position = first.exact(Side::kKeys) && first.exact(Side::kValues);
   for (std::int64_t row = 0; row < group->num_rows(); ++row) {
     const std::int32_t from = group->positions()[row];
     if (deltas[row] == 0 || from < 0) continue;
@@ -41,6 +42,7 @@ Shifted cells_to_shift(const std::int32_t* deltas, CacheGroup* group) {
     shifted.slots.push_back(group->slot(row));
     shifted.from.push_back(from);
     shifted.to.push_back(to);
+    shifted.by.push_back(deltas[row]);
   }
   return shifted;
 }
@@ -65,7 +67,7 @@ void shift_codes(const Shifted& cells, const GroupLayer& layer, const RopeTable&
       layer.codec->decode_key(cells.slots[begin + i], cells.from[begin + i],
                               layer.plane(Side::kKeys), row);
       for (int head = 0; head < layer.info->shape.num_kv_heads; ++head) {
-        rotate_by(table, cells.to[begin + i] - cells.from[begin + i], row + head * head_dim);
+        rotate_by(table, cells.by[begin + i], row + head * head_dim);
       }
     });
     layer.codec->encode_keys({keys.data(), count, row_values, head_dim}, cells.to.data() + begin,
@@ -83,7 +85,7 @@ void shift_copies(const Shifted& cells, const GroupLayer& layer, const RopeTable
     for (int head = 0; head < layer.info->shape.num_kv_heads; ++head) {
       bf16_t* const copy = group->copy(layer, Side::kKeys, slot) + std::int64_t{head} * head_dim;
       std::transform(copy, copy + head_dim, key.begin(), bf16_to_float);
-      rotate_by(table, cells.to[i] - cells.from[i], key.data());
+      rotate_by(table, cells.by[i], key.data());
       std::transform(key.begin(), key.end(), copy, bf16_from_float);
     }
   }
@@ -114,7 +116,7 @@ void shift_keys(const ggml_tensor* node, OpContext* context) {
   if (cells.rows.empty()) return;
   std::int32_t largest = 0;
   for (std::size_t i = 0; i < cells.rows.size(); ++i) {
-    largest = std::max({largest, cells.to[i], std::abs(cells.to[i] - cells.from[i])});
+    largest = std::max({largest, cells.to[i], std::abs(cells.by[i])});
   }
   group.reach_position(largest);
   const auto table = info.buffer->ropes().table(spec, largest);

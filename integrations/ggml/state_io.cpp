@@ -83,27 +83,50 @@ std::vector<bf16_t> exact_values(const CacheGroup& group, const GroupLayer& laye
   return values;
 }
 
-void make_unusable(CacheGroup* group, std::int64_t row, const std::string& reason) {
-  if (group->num_unusable == 0) group->unusable_reason() = reason;
-  if (!group->unusable()[row]) ++group->num_unusable;
-  group->unusable()[row] = true;
+void refuse_cell(CacheGroup* group, std::int64_t row, const std::string& reason) {
+  if (group->num_cells(CellState::kRefused) == 0) group->refused_reason = reason;
+  group->set_cell_state(row, CellState::kRefused);
+  group->copies().drop(row);
+}
+
+// What the cells held before ends with the first row of a restore, whatever becomes of the others.
+void begin_restore(CacheGroup* group, RowRange rows) {
+  const auto num_layers = static_cast<std::int32_t>(group->layers().size());
+  for (std::int64_t row = rows.first; row < rows.first + rows.count; ++row) {
+    group->positions()[row] = -1;
+    group->copies().drop(row);
+    group->set_cell_state(row, CellState::kPartial);
+    group->rows_to_restore()[row] = 2 * num_layers;
+  }
+  if (group->num_cells(CellState::kRefused) == 0) group->said_refused_state = false;
+}
+
+void end_row(CacheGroup* group, std::int64_t row) {
+  std::int32_t& left = group->rows_to_restore()[row];
+  if (left > 0 && --left > 0) return;
+  if (group->cell_state(row) == CellState::kPartial) group->set_cell_state(row, CellState::kGood);
 }
 
 std::string restore_exact(CacheGroup* group, const GroupLayer& layer, Side side, std::int64_t row,
                           std::span<const std::uint8_t> in) {
-  std::vector<std::uint8_t> codes(in.size());
-  for (std::size_t at = 0; at < in.size(); at += sizeof(bf16_t)) {
+  std::vector<bf16_t> values(in.size() / sizeof(bf16_t));
+  for (std::size_t i = 0; i < values.size(); ++i) {
     ggml_fp16_t half;
-    std::memcpy(&half, in.data() + at, sizeof half);
-    const bf16_t value = bf16_from_float(ggml_fp16_to_fp32(half));
-    if ((value & 0x7f80u) == 0x7f80u) {
+    std::memcpy(&half, in.data() + i * sizeof half, sizeof half);
+    values[i] = bf16_from_float(ggml_fp16_to_fp32(half));
+    if ((values[i] & 0x7f80u) == 0x7f80u) {
       return "it holds NaN or Inf, as coded rows do, and this cache keeps exact " +
              std::string(side_name(side));
     }
-    std::memcpy(codes.data() + at, &value, sizeof value);
   }
+  std::vector<std::uint8_t> codes(in.size());
+  std::memcpy(codes.data(), values.data(), codes.size());
   set_codes(*group, layer, side, row, codes);
-  if (group->positions()[row] < 0) group->positions()[row] = 0;
+  // Where the other side is coded its rows name the position, and have assigned the copy if they
+  // come first.
+  if (layer.exact(Side::kKeys) && layer.exact(Side::kValues)) group->positions()[row] = 0;
+  const std::int32_t slot = group->copies().slot(row);
+  if (slot >= 0) std::ranges::copy(values, group->copy(layer, side, slot));
   return "";
 }
 
@@ -115,14 +138,28 @@ std::string restore_coded(CacheGroup* group, GroupLayer& layer, Side side, std::
   std::vector<float> copy(row_values(layer, side));
   std::string reason;
   switch (read_state_row(in, header_for(*group, layer, side), &header, codes, copy, &reason)) {
-    case StateRowKind::kUnwritten: return "";
+    case StateRowKind::kUnwritten:
+      return "it holds zeros: the cell was never written, or the state has a hole";
     case StateRowKind::kRefused: return reason;
     case StateRowKind::kCoded: break;
   }
+  std::int32_t& position = group->positions()[row];
+  if (header.position < 0 || header.position > kMaxPosition) {
+    return "its position is " + std::to_string(header.position) + "; legal are 0 to " +
+           std::to_string(kMaxPosition);
+  }
+  if (position >= 0 && position != header.position) {
+    return "its position is " + std::to_string(header.position) + ", of the cell's other rows " +
+           std::to_string(position);
+  }
   set_codes(*group, layer, side, row, codes);
   group->reach_position(header.position);
-  group->positions()[row] = header.position;
-  if ((header.flags & StateRowHeader::kHasCopy) == 0) return "";
+  position = header.position;
+  // A copy is one of every layer and side, or none: a row may lack the room for its part.
+  if ((header.flags & StateRowHeader::kHasCopy) == 0) {
+    group->copies().drop(row);
+    return "";
+  }
   if (assigns_copy(layer, side)) group->copies().assign(row);
   const std::int32_t slot = group->copies().slot(row);
   if (slot < 0) return "";
@@ -147,7 +184,8 @@ void save_rows(CacheGroup* group, GroupLayer& layer, Side side, RowRange rows,
       std::fill(bytes.begin(), bytes.end(), std::uint8_t{0});
       continue;
     }
-    if (group->unusable()[row]) throw Error(ErrorCode::kMismatch, group->unusable_reason());
+    if (group->cell_state(row) != CellState::kGood)
+      throw Error(ErrorCode::kMismatch, group->unusable_reason(row));
     if (layer.exact(side)) {
       std::size_t at = 0;
       for (const bf16_t value : exact_values(*group, layer, side, row)) {
@@ -173,26 +211,30 @@ std::string restore_rows(CacheGroup* group, GroupLayer& layer, Side side, RowRan
                          std::span<const std::uint8_t> in) {
   group->settle();
   const std::size_t row_bytes = row_values(layer, side) * sizeof(ggml_fp16_t);
+  if (leads(layer, side)) begin_restore(group, rows);
   std::string first_reason;
   for (std::int64_t i = 0; i < rows.count; ++i) {
     const std::int64_t row = rows.first + i;
-    if (leads(layer, side)) {
-      group->positions()[row] = -1;
-      group->copies().drop(row);
-      if (group->unusable()[row]) --group->num_unusable;
-      group->unusable()[row] = false;
-    }
     const std::span<const std::uint8_t> bytes = in.subspan(i * row_bytes, row_bytes);
     const std::string reason = layer.exact(side) ? restore_exact(group, layer, side, row, bytes)
                                                  : restore_coded(group, layer, side, row, bytes);
-    if (reason.empty()) continue;
+    if (reason.empty()) {
+      end_row(group, row);
+      continue;
+    }
     const std::string line = "saved sequence refused at layer " +
                              std::to_string(layer.info->layer) + ", " + side_name(side) + ": " +
                              reason;
-    make_unusable(group, row, line);
+    refuse_cell(group, row, line);
     if (first_reason.empty()) first_reason = line;
   }
   return first_reason;
+}
+
+void refuse_rows(CacheGroup* group, RowRange rows, const std::string& reason) {
+  group->settle();
+  for (std::int64_t row = rows.first; row < rows.first + rows.count; ++row)
+    refuse_cell(group, row, reason);
 }
 
 void read_values(CacheGroup* group, GroupLayer& layer, Side side, RowRange rows,
@@ -223,8 +265,7 @@ void copy_rows(CacheGroup* group, GroupLayer& layer, Side side, RowRange from, R
   for (std::int64_t i = 0; leads(layer, side) && i < from.count; ++i) {
     const std::int64_t source = from.first + i, target = to.first + i;
     group->positions()[target] = group->positions()[source];
-    group->num_unusable += int{group->unusable()[source]} - int{group->unusable()[target]};
-    group->unusable()[target] = group->unusable()[source];
+    group->set_cell_state(target, group->cell_state(source));
     copies.drop(target);
     if (copies.slot(source) >= 0) copies.assign(target);
   }

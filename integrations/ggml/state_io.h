@@ -14,10 +14,14 @@ namespace oscar::ggml_plugin {
 void save_rows(CacheGroup* group, GroupLayer& layer, Side side, RowRange rows,
                std::span<std::uint8_t> out);
 
-// The reverse. A row that does not fit makes its cell unusable: the next graph that attends it
-// fails with the reason, which is also returned ("" when all rows fit).
+// The reverse, keys of the first layer first. Until every layer and side of a cell was restored,
+// and where a row does not fit, a graph that attends the cell fails with the reason; the first
+// reason of a row that does not fit is also returned ("" when all fit).
 std::string restore_rows(CacheGroup* group, GroupLayer& layer, Side side, RowRange rows,
                          std::span<const std::uint8_t> in);
+
+// Cells that were to be restored and could not be: attending one fails with `reason`.
+void refuse_rows(CacheGroup* group, RowRange rows, const std::string& reason);
 
 // Rows as F16 values, exact copies where there are: for attention that another device computes.
 void read_values(CacheGroup* group, GroupLayer& layer, Side side, RowRange rows,

@@ -1,5 +1,6 @@
 #include "tensors.h"
 
+#include <algorithm>
 #include <charconv>
 
 namespace oscar::ggml_plugin {
@@ -45,6 +46,15 @@ std::optional<RowRange> rows_of(const ggml_tensor* tensor, std::size_t offset, s
                       static_cast<std::int64_t>(size / row_bytes)};
   if (rows.first + rows.count > root->ne[1] * root->ne[2]) return std::nullopt;
   return rows;
+}
+
+RowRange rows_touched(const ggml_tensor* tensor, std::size_t offset, std::size_t size) {
+  const ggml_tensor* root = root_of(tensor);
+  const std::size_t row_bytes = root->nb[1], begin = tensor->view_offs + offset;
+  const auto num_rows = static_cast<std::size_t>(root->ne[1] * root->ne[2]);
+  const std::size_t first = std::min(num_rows, begin / row_bytes);
+  const std::size_t last = std::min(num_rows, (begin + size + row_bytes - 1) / row_bytes);
+  return {static_cast<std::int64_t>(first), static_cast<std::int64_t>(last - first)};
 }
 
 std::int64_t row_index(const ggml_tensor* indices, std::int64_t i) {

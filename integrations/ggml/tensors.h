@@ -43,6 +43,9 @@ struct RowRange {
 // nothing when they are no whole rows.
 std::optional<RowRange> rows_of(const ggml_tensor* tensor, std::size_t offset, std::size_t size);
 
+// The rows that they touch, if only in part, of those that the cache has.
+RowRange rows_touched(const ggml_tensor* tensor, std::size_t offset, std::size_t size);
+
 // Row index at i of a SET_ROWS index tensor, I64 or I32.
 std::int64_t row_index(const ggml_tensor* indices, std::int64_t i);
 
