@@ -54,19 +54,21 @@ void for_each_head(const CacheGroup& group, const GroupLayer& layer, Side side, 
   }
 }
 
-std::vector<std::uint8_t> codes_of(const CacheGroup& group, const GroupLayer& layer, Side side,
-                                   std::int64_t row) {
+std::size_t code_bytes(const GroupLayer& layer, Side side) {
+  return layer.info->shape.num_kv_heads * token_bytes(layer.plane(side).layout);
+}
+
+void get_codes(const CacheGroup& group, const GroupLayer& layer, Side side, std::int64_t row,
+               std::span<std::uint8_t> codes) {
   const PlaneLayout& layout = layer.plane(side).layout;
-  std::vector<std::uint8_t> codes(layer.info->shape.num_kv_heads * token_bytes(layout));
   for_each_head(group, layer, side, row,
                 [&](std::uint8_t* plane, std::int64_t token, std::int64_t at) {
                   gather_token(layout, plane, token, codes.data() + at);
                 });
-  return codes;
 }
 
 void set_codes(const CacheGroup& group, const GroupLayer& layer, Side side, std::int64_t row,
-               const std::vector<std::uint8_t>& codes) {
+               std::span<const std::uint8_t> codes) {
   const PlaneLayout& layout = layer.plane(side).layout;
   for_each_head(group, layer, side, row,
                 [&](std::uint8_t* plane, std::int64_t token, std::int64_t at) {
@@ -74,14 +76,17 @@ void set_codes(const CacheGroup& group, const GroupLayer& layer, Side side, std:
                 });
 }
 
-// BF16 values of an exact side; head after head is channel order.
-std::vector<bf16_t> exact_values(const CacheGroup& group, const GroupLayer& layer, Side side,
-                                 std::int64_t row) {
-  const std::vector<std::uint8_t> codes = codes_of(group, layer, side, row);
-  std::vector<bf16_t> values(codes.size() / sizeof(bf16_t));
-  std::memcpy(values.data(), codes.data(), codes.size());
-  return values;
+// The planes of an exact side hold BF16 values; head after head is channel order.
+std::span<std::uint8_t> bytes_of(std::span<bf16_t> values) {
+  return {reinterpret_cast<std::uint8_t*>(values.data()), values.size_bytes()};
 }
+
+// Room for one row, used by all rows of a call.
+struct RowBuffers {
+  std::vector<std::uint8_t> codes;
+  std::vector<float> copy;
+  std::vector<bf16_t> exact;
+};
 
 void refuse_cell(CacheGroup* group, std::int64_t row, const std::string& reason) {
   if (group->num_cells(CellState::kRefused) == 0) group->refused_reason = reason;
@@ -108,8 +113,9 @@ void end_row(CacheGroup* group, std::int64_t row) {
 }
 
 std::string restore_exact(CacheGroup* group, const GroupLayer& layer, Side side, std::int64_t row,
-                          std::span<const std::uint8_t> in) {
-  std::vector<bf16_t> values(in.size() / sizeof(bf16_t));
+                          std::span<const std::uint8_t> in, RowBuffers* buffers) {
+  std::vector<bf16_t>& values = buffers->exact;
+  values.resize(in.size() / sizeof(bf16_t));
   for (std::size_t i = 0; i < values.size(); ++i) {
     ggml_fp16_t half;
     std::memcpy(&half, in.data() + i * sizeof half, sizeof half);
@@ -119,9 +125,7 @@ std::string restore_exact(CacheGroup* group, const GroupLayer& layer, Side side,
              std::string(side_name(side));
     }
   }
-  std::vector<std::uint8_t> codes(in.size());
-  std::memcpy(codes.data(), values.data(), codes.size());
-  set_codes(*group, layer, side, row, codes);
+  set_codes(*group, layer, side, row, bytes_of(values));
   // Where the other side is coded its rows name the position, and have assigned the copy if they
   // come first.
   if (layer.exact(Side::kKeys) && layer.exact(Side::kValues)) group->positions()[row] = 0;
@@ -131,13 +135,15 @@ std::string restore_exact(CacheGroup* group, const GroupLayer& layer, Side side,
 }
 
 std::string restore_coded(CacheGroup* group, GroupLayer& layer, Side side, std::int64_t row,
-                          std::span<const std::uint8_t> in) {
+                          std::span<const std::uint8_t> in, const StateRowHeader& expected,
+                          RowBuffers* buffers) {
   StateRowHeader header;
-  std::vector<std::uint8_t> codes(layer.info->shape.num_kv_heads *
-                                  token_bytes(layer.plane(side).layout));
-  std::vector<float> copy(row_values(layer, side));
+  std::vector<std::uint8_t>& codes = buffers->codes;
+  std::vector<float>& copy = buffers->copy;
+  codes.resize(code_bytes(layer, side));
+  copy.resize(row_values(layer, side));
   std::string reason;
-  switch (read_state_row(in, header_for(*group, layer, side), &header, codes, copy, &reason)) {
+  switch (read_state_row(in, expected, &header, codes, copy, &reason)) {
     case StateRowKind::kUnwritten:
       return "it holds zeros: the cell was never written, or the state has a hole";
     case StateRowKind::kRefused: return reason;
@@ -165,8 +171,9 @@ std::string restore_coded(CacheGroup* group, GroupLayer& layer, Side side, std::
   if (slot < 0) return "";
   std::transform(copy.begin(), copy.end(), group->copy(layer, side, slot), bf16_from_float);
   if (side == Side::kValues && layer.exact(Side::kKeys)) {
-    std::ranges::copy(exact_values(*group, layer, Side::kKeys, row),
-                      group->copy(layer, Side::kKeys, slot));
+    bf16_t* const keys = group->copy(layer, Side::kKeys, slot);
+    get_codes(*group, layer, Side::kKeys, row,
+              bytes_of({keys, static_cast<std::size_t>(row_values(layer, Side::kKeys))}));
   }
   return "";
 }
@@ -177,6 +184,8 @@ void save_rows(CacheGroup* group, GroupLayer& layer, Side side, RowRange rows,
                std::span<std::uint8_t> out) {
   group->settle();
   const std::size_t row_bytes = row_values(layer, side) * sizeof(ggml_fp16_t);
+  StateRowHeader header = header_for(*group, layer, side);
+  RowBuffers buffers;
   for (std::int64_t i = 0; i < rows.count; ++i) {
     const std::int64_t row = rows.first + i;
     const std::span<std::uint8_t> bytes = out.subspan(i * row_bytes, row_bytes);
@@ -187,23 +196,27 @@ void save_rows(CacheGroup* group, GroupLayer& layer, Side side, RowRange rows,
     if (group->cell_state(row) != CellState::kGood)
       throw Error(ErrorCode::kMismatch, group->unusable_reason(row));
     if (layer.exact(side)) {
+      buffers.exact.resize(row_values(layer, side));
+      get_codes(*group, layer, side, row, bytes_of(buffers.exact));
       std::size_t at = 0;
-      for (const bf16_t value : exact_values(*group, layer, side, row)) {
+      for (const bf16_t value : buffers.exact) {
         const ggml_fp16_t half = ggml_fp32_to_fp16(bf16_to_float(value));
         std::memcpy(bytes.data() + at, &half, sizeof half);
         at += sizeof half;
       }
       continue;
     }
-    StateRowHeader header = header_for(*group, layer, side);
     header.position = group->positions()[row];
-    std::vector<float> copy;
+    buffers.codes.resize(code_bytes(layer, side));
+    get_codes(*group, layer, side, row, buffers.codes);
+    std::vector<float>& copy = buffers.copy;
+    copy.clear();
     if (const std::int32_t slot = group->copies().slot(row); slot >= 0) {
       const bf16_t* values = group->copy(layer, side, slot);
       copy.resize(row_values(layer, side));
       std::transform(values, values + copy.size(), copy.begin(), bf16_to_float);
     }
-    write_state_row(header, codes_of(*group, layer, side, row), copy, bytes);
+    write_state_row(header, buffers.codes, copy, bytes);
   }
 }
 
@@ -212,12 +225,15 @@ std::string restore_rows(CacheGroup* group, GroupLayer& layer, Side side, RowRan
   group->settle();
   const std::size_t row_bytes = row_values(layer, side) * sizeof(ggml_fp16_t);
   if (leads(layer, side)) begin_restore(group, rows);
+  const StateRowHeader expected = header_for(*group, layer, side);
+  RowBuffers buffers;
   std::string first_reason;
   for (std::int64_t i = 0; i < rows.count; ++i) {
     const std::int64_t row = rows.first + i;
     const std::span<const std::uint8_t> bytes = in.subspan(i * row_bytes, row_bytes);
-    const std::string reason = layer.exact(side) ? restore_exact(group, layer, side, row, bytes)
-                                                 : restore_coded(group, layer, side, row, bytes);
+    const std::string reason =
+        layer.exact(side) ? restore_exact(group, layer, side, row, bytes, &buffers)
+                          : restore_coded(group, layer, side, row, bytes, expected, &buffers);
     if (reason.empty()) {
       end_row(group, row);
       continue;
@@ -269,12 +285,14 @@ void copy_rows(CacheGroup* group, GroupLayer& layer, Side side, RowRange from, R
     copies.drop(target);
     if (copies.slot(source) >= 0) copies.assign(target);
   }
+  std::vector<std::uint8_t> codes(code_bytes(layer, side));
   for (std::int64_t i = 0; i < from.count; ++i) {
     const std::int64_t source = from.first + i, target = to.first + i;
     // The assignment may have cost another cell its slot.
     if (copies.slot(source) < 0) copies.drop(target);
     if (group->positions()[source] < 0) continue;
-    set_codes(*group, layer, side, target, codes_of(*group, layer, side, source));
+    get_codes(*group, layer, side, source, codes);
+    set_codes(*group, layer, side, target, codes);
     if (copies.slot(target) < 0) continue;
     std::copy_n(group->copy(layer, side, copies.slot(source)), row_values(layer, side),
                 group->copy(layer, side, copies.slot(target)));

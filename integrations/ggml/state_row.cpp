@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "base/hash.h"
+
 namespace oscar::ggml_plugin {
 namespace {
 
@@ -12,23 +14,21 @@ constexpr std::int64_t kBlockValues = 32;
 constexpr int kMinMantissaBits = 4, kMaxMantissaBits = 16;
 constexpr int kExponentBias = 160;  // exponent byte 1..255; 0: a block of zeros
 
-// CRC-32C, bit by bit: rows are short and states rare.
-std::uint32_t checksum_of(std::span<const std::uint8_t> bytes) {
-  std::uint32_t crc = 0xffffffffu;
-  for (const std::uint8_t byte : bytes) {
-    crc ^= byte;
-    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ (0x82f63b78u & (0u - (crc & 1u)));
-  }
-  return ~crc;
-}
-
+// XXH3-64 of the header before its checksum, seeded with that of the row behind the header; the low
+// half.
 std::uint32_t row_checksum(std::span<const std::uint8_t> row) {
-  std::string copy(reinterpret_cast<const char*>(row.data()), row.size());
-  std::memset(copy.data() + offsetof(StateRowHeader, checksum), 0, sizeof(std::uint32_t));
-  return checksum_of({reinterpret_cast<const std::uint8_t*>(copy.data()), copy.size()});
+  const std::span<const std::uint8_t> rest = row.subspan(sizeof(StateRowHeader));
+  return static_cast<std::uint32_t>(
+      hash_64(row.data(), offsetof(StateRowHeader, checksum), hash_64(rest.data(), rest.size())));
 }
 
 std::int64_t block_bytes(int mantissa_bits) { return 1 + kBlockValues * mantissa_bits / 8; }
+
+// To the nearest whole number, ties to even; |value| < 2^51.
+double rounded(double value) {
+  constexpr double kShift = 0x1.8p52;
+  return (value + kShift) - kShift;
+}
 
 // value ≈ mantissa · 2^(exponent − bias − (bits − 1)), |mantissa| < 2^(bits − 1).
 void write_block(const float* values, int bits, std::uint8_t* out) {
@@ -38,29 +38,38 @@ void write_block(const float* values, int bits, std::uint8_t* out) {
   if (largest == 0.0f) return;
   const int exponent = std::ilogb(largest) + 1;
   out[0] = static_cast<std::uint8_t>(std::clamp(exponent + kExponentBias, 1, 255));
-  const int limit = (1 << (bits - 1)) - 1;
+  const double limit = (1 << (bits - 1)) - 1;
+  const double scale = std::ldexp(1.0, bits - 1 - (out[0] - kExponentBias));
+  const std::uint32_t mask = (1u << bits) - 1;
+  std::uint32_t pending = 0;  // bits not written yet, the next lowest
+  int num_pending = 0;
+  std::uint8_t* next = out + 1;
   for (int i = 0; i < kBlockValues; ++i) {
-    const double scaled = std::ldexp(double{values[i]}, bits - 1 - (out[0] - kExponentBias));
-    const int mantissa = std::clamp(static_cast<int>(std::nearbyint(scaled)), -limit, limit);
-    for (int bit = 0; bit < bits; ++bit) {
-      const int at = i * bits + bit;
-      out[1 + at / 8] |= static_cast<std::uint8_t>(((mantissa >> bit) & 1) << (at % 8));
-    }
+    const double mantissa = std::clamp(rounded(double{values[i]} * scale), -limit, limit);
+    pending |= (static_cast<std::uint32_t>(static_cast<std::int32_t>(mantissa)) & mask)
+               << num_pending;
+    for (num_pending += bits; num_pending >= 8; num_pending -= 8, pending >>= 8)
+      *next++ = static_cast<std::uint8_t>(pending);
   }
 }
 
 void read_block(const std::uint8_t* in, int bits, float* values) {
+  if (in[0] == 0) {
+    std::fill_n(values, kBlockValues, 0.0f);
+    return;
+  }
+  const double scale = std::ldexp(1.0, in[0] - kExponentBias - (bits - 1));
+  const std::uint32_t mask = (1u << bits) - 1, sign = 1u << (bits - 1);
+  std::uint32_t pending = 0;
+  int num_pending = 0;
+  const std::uint8_t* next = in + 1;
   for (int i = 0; i < kBlockValues; ++i) {
-    int mantissa = 0;
-    for (int bit = 0; bit < bits; ++bit) {
-      const int at = i * bits + bit;
-      mantissa |= ((in[1 + at / 8] >> (at % 8)) & 1) << bit;
-    }
-    if ((mantissa >> (bits - 1)) != 0) mantissa -= 1 << bits;
-    values[i] =
-        in[0] == 0
-            ? 0.0f
-            : static_cast<float>(std::ldexp(double(mantissa), in[0] - kExponentBias - (bits - 1)));
+    for (; num_pending < bits; num_pending += 8) pending |= std::uint32_t{*next++} << num_pending;
+    const auto mantissa =
+        static_cast<std::int32_t>((pending & mask) ^ sign) - static_cast<std::int32_t>(sign);
+    values[i] = static_cast<float>(mantissa * scale);
+    pending >>= bits;
+    num_pending -= bits;
   }
 }
 
@@ -132,7 +141,7 @@ int copy_mantissa_bits(std::int64_t num_values, std::int64_t code_bytes, std::in
 void write_state_row(StateRowHeader header, std::span<const std::uint8_t> codes,
                      std::span<const float> copy, std::span<std::uint8_t> row) {
   std::fill(row.begin(), row.end(), std::uint8_t{0});
-  std::memcpy(row.data() + sizeof header, codes.data(), codes.size());
+  std::copy(codes.begin(), codes.end(), row.begin() + sizeof header);
   const int bits =
       copy.empty() ? 0 : copy_mantissa_bits(std::ssize(copy), std::ssize(codes), std::ssize(row));
   header.flags = static_cast<std::uint8_t>((header.flags & ~StateRowHeader::kHasCopy) |
@@ -144,9 +153,8 @@ void write_state_row(StateRowHeader header, std::span<const std::uint8_t> codes,
     std::copy_n(copy.data() + i, std::min(kBlockValues, std::ssize(copy) - i), block);
     write_block(block, bits, out);
   }
-  header.checksum = 0;
   std::memcpy(row.data(), &header, sizeof header);
-  header.checksum = checksum_of(row);
+  header.checksum = row_checksum(row);
   std::memcpy(row.data(), &header, sizeof header);
 }
 
@@ -159,7 +167,7 @@ StateRowKind read_state_row(std::span<const std::uint8_t> row, const StateRowHea
   std::memcpy(header, row.data(), sizeof *header);
   *reason = difference(row, *header, expected);
   if (!reason->empty()) return StateRowKind::kRefused;
-  std::memcpy(codes.data(), row.data() + sizeof *header, codes.size());
+  std::copy_n(row.begin() + sizeof *header, codes.size(), codes.begin());
   if ((header->flags & StateRowHeader::kHasCopy) == 0) return StateRowKind::kCoded;
   const int bits = copy_mantissa_bits(std::ssize(copy), std::ssize(codes), std::ssize(row));
   const std::uint8_t* in = row.data() + sizeof *header + codes.size();

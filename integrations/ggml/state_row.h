@@ -17,7 +17,7 @@
 
 namespace oscar::ggml_plugin {
 
-inline constexpr std::uint8_t kStateVersion = 1;
+inline constexpr std::uint8_t kStateVersion = 2;  // 1: the checksum was a CRC-32C
 
 struct StateRowHeader {
   std::uint16_t nan = 0xffff;
@@ -30,7 +30,7 @@ struct StateRowHeader {
   std::uint16_t shape = 0;            // KV heads, head size
   std::uint16_t sink_tokens = 0, recent_tokens = 0;
   std::int32_t position = 0;
-  std::uint32_t checksum = 0;  // of the row with this field 0
+  std::uint32_t checksum = 0;  // XXH3 of all other bytes of the row
 
   static constexpr std::uint8_t kHasCopy = 1, kIsValues = 2;
 };

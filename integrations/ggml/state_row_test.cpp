@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <ctime>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "token_bytes.h"
@@ -130,9 +134,70 @@ TEST(StateRow, RefusalNamesTheFieldThatDiffers) {
   EXPECT_NE(reason_with([](H* h) { h->layer = 6; }).find("layer is 5, of this cache 6"),
             std::string::npos);
   EXPECT_NE(reason_with([](H* h) { h->flags = H::kIsValues; }).find("layer"), std::string::npos);
-  EXPECT_NE(reason_with([](H* h) { h->version = 2; }).find("version is 1, of this cache 2"),
+  EXPECT_NE(reason_with([](H* h) { h->version = 1; }).find("version is 2, of this cache 1"),
             std::string::npos);
   EXPECT_NE(reason_with([](H* h) { h->magic ^= 1; }).find("another kind"), std::string::npos);
+}
+
+double cpu_seconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// llama-server saves and restores states while it serves. Writing and reading a row, copy included,
+// costs less than a checksum of it bit by bit alone: some 3,000 steps for 384 bytes, against 192
+// values packed and unpacked.
+TEST(StateRow, CostsLessThanItsBytesBitByBit) {
+  Row row = make_row(192, 60, true);
+  std::vector<std::uint8_t> codes(60);
+  std::vector<float> copy(192);
+  std::string reason;
+  StateRowHeader header;
+  double rows_time = 1e9, bits_time = 1e9;
+  std::uint32_t crc = 0;
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    double start = cpu_seconds();
+    for (int i = 0; i < 2000; ++i) {
+      write_state_row(row.header, row.codes, row.copy, row.bytes);
+      ASSERT_EQ(read_state_row(row.bytes, row.header, &header, codes, copy, &reason),
+                StateRowKind::kCoded);
+    }
+    rows_time = std::min(rows_time, cpu_seconds() - start);
+    start = cpu_seconds();
+    for (int i = 0; i < 2000; ++i) {
+      for (const std::uint8_t byte : row.bytes) {
+        crc ^= byte;
+        for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ (0x82f63b78u & (0u - (crc & 1u)));
+      }
+    }
+    bits_time = std::min(bits_time, cpu_seconds() - start);
+  }
+  std::printf("a row: %.0f ns, bit by bit %.0f ns (%08x)\n", rows_time / 2000 * 1e9,
+              bits_time / 2000 * 1e9, crc);
+  EXPECT_LT(rows_time, bits_time);
+}
+
+// Version 2 has the block floats of version 1: these bytes were written by it.
+TEST(StateRow, MantissasAreTwosComplementLowBitsFirst) {
+  StateRowHeader header;
+  std::vector<float> copy(32, 0.0f), read_copy(32);
+  copy[0] = 1.0f;
+  copy[1] = -0.5f;
+  copy[2] = 1.75f;
+  std::vector<std::uint8_t> row(sizeof(StateRowHeader) + 1 + 4 * 9, 0), none;
+  ASSERT_EQ(copy_mantissa_bits(32, 0, std::ssize(row)), 9);
+  write_state_row(header, none, copy, row);
+  // The exponent is that of 2: 161 with the bias. 9 bits: 1 is 128, −0.5 is −64, 1.75 is 224.
+  const std::uint64_t bits = 128u | std::uint64_t{512 - 64} << 9 | std::uint64_t{224} << 18;
+  EXPECT_EQ(row[28], 161);
+  for (int byte = 0; byte < 5; ++byte)
+    EXPECT_EQ(row[29 + byte], static_cast<std::uint8_t>(bits >> (8 * byte))) << byte;
+  std::string reason;
+  StateRowHeader saved;
+  ASSERT_EQ(read_state_row(row, header, &saved, {}, read_copy, &reason), StateRowKind::kCoded)
+      << reason;
+  EXPECT_EQ(read_copy, copy);
 }
 
 // One KV head of 32 channels at 4 bits leaves no room for a useful copy, and the row says so.

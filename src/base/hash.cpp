@@ -26,6 +26,10 @@ std::string hash_hex(const void* bytes, std::uint64_t num_bytes) {
   return to_hex(XXH3_128bits(bytes, num_bytes));
 }
 
+std::uint64_t hash_64(const void* bytes, std::uint64_t num_bytes, std::uint64_t seed) {
+  return XXH3_64bits_withSeed(bytes, num_bytes, seed);
+}
+
 struct Hasher::State {
   XXH3_state_t* xxh = XXH3_createState();
   State() {

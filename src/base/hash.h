@@ -1,4 +1,5 @@
-// XXH3-128: a fast fingerprint of bytes. Tells files apart; it is no protection against forgery.
+// XXH3: a fast fingerprint of bytes. Tells files apart and finds damage; it is no protection
+// against forgery.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,10 @@ namespace oscar {
 // 32 lower-case hex digits, the canonical (big-endian) form that `xxh128sum` prints.
 std::string hash_hex(const void* bytes, std::uint64_t num_bytes);
 
-// The same over bytes that come in pieces. Not thread-safe.
+// XXH3-64 of a few bytes, for checksums.
+std::uint64_t hash_64(const void* bytes, std::uint64_t num_bytes, std::uint64_t seed = 0);
+
+// hash_hex over bytes that come in pieces. Not thread-safe.
 class Hasher {
  public:
   Hasher();

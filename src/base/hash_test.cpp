@@ -14,6 +14,11 @@ TEST(Hash, KnownValues) {
   EXPECT_EQ(hash_hex("abc", 3), "06b05ab6733a618578af5f94892f3950");
 }
 
+TEST(Hash, KnownValuesOf64Bits) {
+  EXPECT_EQ(hash_64("", 0), 0x2d06800538d394c2u);
+  EXPECT_NE(hash_64("", 0, 1), hash_64("", 0));
+}
+
 TEST(Hash, PiecesGiveTheSame) {
   std::string text;
   for (int i = 0; i < 5000; ++i) text += static_cast<char>(i * 7);
