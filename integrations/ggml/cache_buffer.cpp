@@ -51,7 +51,7 @@ CacheBuffer::~CacheBuffer() { LiveCaches::instance().remove(this); }
 
 void CacheBuffer::add_root(ggml_tensor* root, const CacheName& name) {
   const std::string what = std::string(root->name);
-  if (!config_->error.empty()) throw Error(ErrorCode::kInvalidArgument, config_->error);
+  if (!config_->error().empty()) throw Error(ErrorCode::kInvalidArgument, config_->error());
   if (root->type != GGML_TYPE_F16) {
     throw Error(ErrorCode::kUnsupported,
                 what + " has type " + ggml_type_name(root->type) +

@@ -75,15 +75,25 @@ void use_spec(const std::string& text, Config* result) {
 
 void configure_from_environment() {
   auto fresh = std::make_shared<Config>();
+  // Each by itself: a bad one leaves the others in force.
+  const auto number = [&fresh](const char* name, int low, int high) -> std::optional<int> {
+    try {
+      return environment_number(name, low, high);
+    } catch (const Error& error) {
+      std::string& said = fresh->environment_error;
+      said += (said.empty() ? "" : "; ") + std::string(error.what());
+      return std::nullopt;
+    }
+  };
+  // −1 is for programs that take refusals from oscar_last_error and print them themselves.
+  set_log_level(number("OSCAR_LOG", -1, 2).value_or(1));
+  fresh->copied_sequences = number("OSCAR_COPIES", 1, 256);
+  fresh->allow_partial = number("OSCAR_PARTIAL", 0, 1).value_or(0) == 1;
   try {
-    // −1 is for programs that take refusals from oscar_last_error and print them themselves.
-    set_log_level(environment_number("OSCAR_LOG", -1, 2).value_or(1));
-    fresh->copied_sequences = environment_number("OSCAR_COPIES", 1, 256);
-    fresh->allow_partial = environment_number("OSCAR_PARTIAL", 0, 1).value_or(0) == 1;
     const std::string spec = environment("OSCAR_KV");
     use_spec(spec.empty() ? kDefaultSpec : spec, fresh.get());
   } catch (const Error& error) {
-    fresh->error = error.what();
+    fresh->spec_error = error.what();
   }
   const std::lock_guard lock(config_mutex);
   config = std::move(fresh);
@@ -91,8 +101,10 @@ void configure_from_environment() {
 
 void configure(const std::string& kv_spec) {
   auto fresh = std::make_shared<Config>(*current_config());
+  if (!fresh->environment_error.empty())
+    throw Error(ErrorCode::kInvalidArgument, fresh->environment_error);
   use_spec(kv_spec, fresh.get());
-  fresh->error.clear();
+  fresh->spec_error.clear();
   const std::lock_guard lock(config_mutex);
   config = std::move(fresh);
 }

@@ -167,7 +167,10 @@ void* get_proc_address(ggml_backend_reg_t, const char* name) {
   if (wanted == "oscar_configure") return reinterpret_cast<void*>(configure_from_spec);
   if (wanted == "oscar_set_collector") return reinterpret_cast<void*>(set_collector);
   if (wanted == "oscar_report") return reinterpret_cast<void*>(report);
-  if (wanted == "oscar_last_error") return reinterpret_cast<void*>(take_last_error);
+  if (wanted == "oscar_last_error") {
+    set_host_takes_refusals();
+    return reinterpret_cast<void*>(take_last_error);
+  }
   return nullptr;
 }
 

@@ -11,6 +11,7 @@ std::atomic<int> log_level{1};
 std::mutex last_error_mutex;
 std::string last_error, taken_error;
 std::atomic<bool> refused{false};
+std::atomic<bool> host_takes_refusals{false};
 
 }  // namespace
 
@@ -21,11 +22,13 @@ void log_line(int level, const std::string& line) {
 }
 
 void log_refusal(const std::string& line) {
-  log_line(0, line);
+  log_line(host_takes_refusals.load() ? 0 : log_level.load(), line);
   refused.store(true);
   const std::lock_guard lock(last_error_mutex);
   last_error = line;
 }
+
+void set_host_takes_refusals() { host_takes_refusals.store(true); }
 
 bool any_refusal() { return refused.load(); }
 

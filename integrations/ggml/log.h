@@ -9,9 +9,10 @@ namespace oscar::ggml_plugin {
 void log_line(int level, const std::string& line);
 void set_log_level(int level);
 
-// Printed unless the level is −1, and kept for take_last_error(): the reason why something was not
-// done.
+// The reason why something was not done: kept for take_last_error(), and printed unless the level
+// is −1 in a program that asked for that function.
 void log_refusal(const std::string& line);
+void set_host_takes_refusals();
 
 bool any_refusal();  // since the plugin was loaded
 

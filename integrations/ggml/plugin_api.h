@@ -6,7 +6,7 @@
 // load):
 //   OSCAR_KV       the --kv spec, e.g. "model.oscar.safetensors" or "quarot:k3v2"; default "quarot"
 //   OSCAR_LOG      0 silent but for refusals, 1 one line per context (default), 2 details;
-//                  −1 silent, for programs that take refusals from oscar_last_error
+//                  −1 silent in programs that take refusals from oscar_last_error, elsewhere 0
 //   OSCAR_COPIES   sequences of a unified cache that get a window of exact copies each; default: as
 //                  many as the context has
 //   OSCAR_PARTIAL  1: some layers may have their cache elsewhere (-ngl below the number of layers)
