@@ -180,6 +180,7 @@ CacheGroup& CacheBuffer::open_group(CacheLayer& layer) {
     for (const auto& group : groups_) group->open(num_windows(*group));
     if (handle_ != nullptr) handle_->size = bytes();
     announce();
+    compare_with_f16();
   }
   return *layer.group;
 }
@@ -206,6 +207,27 @@ void CacheBuffer::announce() const {
       return;
     }
   }
+}
+
+// Short contexts and many slots: a window of copies for each may take what the codes save.
+void CacheBuffer::compare_with_f16() const {
+  std::uint64_t f16_bytes = 0;
+  std::int64_t copies = 0, cells = 0;
+  for (const auto& group : groups_) {
+    copies += group->copies().capacity();
+    cells += group->num_rows();
+  }
+  for (const auto& layer : layers_)
+    f16_bytes += ggml_nbytes(layer->root(Side::kKeys)) + ggml_nbytes(layer->root(Side::kValues));
+  if (copies == 0 || bytes() <= f16_bytes) return;
+  char text[400];
+  std::snprintf(text, sizeof text,
+                "codes and exact copies take %.1f MiB, an f16 cache %.1f MiB: %lld of %lld cells "
+                "have an exact copy, so this saves no memory and says little about the codes; use "
+                "a longer context (-c) or a smaller window (:sink=16,recent=64, OSCAR_COPIES)",
+                static_cast<double>(bytes()) / 0x1p20, static_cast<double>(f16_bytes) / 0x1p20,
+                static_cast<long long>(copies), static_cast<long long>(cells));
+  log_line(1, text);
 }
 
 void CacheBuffer::clear(std::uint8_t value) {

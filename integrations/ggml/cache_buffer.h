@@ -57,6 +57,7 @@ class CacheBuffer {
   void check_layer(const Artefact& artefact, const CacheLayer& layer) const;
   std::int64_t num_windows(const CacheGroup& group) const;
   void announce() const;
+  void compare_with_f16() const;  // one line where our cache is the larger
 
   std::shared_ptr<const Config> config_;
   ReservedMemory memory_;

@@ -366,6 +366,23 @@ TEST(Refusal, AttentionWithoutFlashAttention) {
             std::string::npos);
 }
 
+// A window of copies for every cell is an f16 cache, and the codes come on top.
+TEST(Report, SaysWhenCopiesTakeMoreThanF16) {
+  BenchShape shape;
+  const auto said = [&shape](const char* spec) {
+    GraphBench bench(spec, shape);
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(bench.run(causal_step(shape, 0, 4, 34), nullptr), GGML_STATUS_SUCCESS);
+    return testing::internal::GetCapturedStderr();
+  };
+  const std::string line = said("quarot:sink=64,recent=256");
+  EXPECT_NE(line.find("an f16 cache 0.1 MiB: 128 of 128 cells have an exact copy"),
+            std::string::npos)
+      << line;
+  for (const char* spec : {kCodes, kExact, "quarot:sink=4,recent=16"})
+    EXPECT_EQ(said(spec).find("an f16 cache"), std::string::npos) << spec;
+}
+
 TEST(Report, CountsWhatIsStored) {
   BenchShape shape;
   GraphBench bench(kCodes, shape);
