@@ -8,20 +8,52 @@ namespace {
 
 constexpr std::int64_t kFree = -1;
 
-// The highest position among the tokens that see `row`, −1 when none does. Tokens come in order of
-// position within a sequence, so the search from the end is short.
-std::int32_t last_seen_from(std::int64_t row, std::span<const std::int32_t> positions,
-                            const Visibility& visibility) {
-  const std::int64_t stream = row / visibility.kv_size - visibility.first_stream;
-  const std::int64_t begin = stream * visibility.tokens_per_stream;
-  if (stream < 0 || begin >= std::ssize(positions)) return -1;
-  for (std::int64_t token = begin + visibility.tokens_per_stream - 1; token >= begin; --token) {
-    if (visibility.sees(token, row)) return positions[token];
-  }
-  return -1;
-}
-
 }  // namespace
+
+// From which position a cell was seen last in a ubatch: what later queries need of it follows.
+class CopyTable::LastSeen {
+ public:
+  LastSeen(std::span<const std::int64_t> rows, std::span<const std::int32_t> positions,
+           const Visibility& visibility)
+      : positions_(positions), visibility_(visibility) {
+    const auto num_tokens = std::ssize(rows);
+    for (std::int64_t begin = 0; begin < num_tokens; begin += visibility.tokens_per_stream) {
+      const std::int64_t end = std::min(num_tokens, begin + visibility.tokens_per_stream);
+      std::vector<std::int64_t>& last = by_stream_.emplace_back();
+      // A sequence's tokens come in order of position, and the next one of it sees a token. In the
+      // usual ubatch that is the very next.
+      for (std::int64_t token = begin; token < end; ++token) {
+        std::int64_t later = token + 1;
+        while (later < end && !visibility.sees(later, rows[token])) ++later;
+        if (later == end) last.push_back(token);
+      }
+    }
+  }
+
+  // −1 when no token sees `row`. Of sequences that share the cell, the one that is furthest behind
+  // needs it longest: the lowest position among the last tokens of sequences.
+  std::int32_t position(std::int64_t row) const {
+    const std::int64_t stream = row / visibility_.kv_size - visibility_.first_stream;
+    if (stream < 0 || stream >= std::ssize(by_stream_)) return -1;
+    std::int32_t nearest = -1;
+    for (const std::int64_t token : by_stream_[stream]) {
+      if (!visibility_.sees(token, row)) continue;
+      if (nearest < 0 || positions_[token] < nearest) nearest = positions_[token];
+    }
+    if (nearest >= 0) return nearest;
+    // A sliding window may have passed it within the ubatch.
+    const std::int64_t begin = stream * visibility_.tokens_per_stream;
+    for (std::int64_t token = begin + visibility_.tokens_per_stream - 1; token >= begin; --token) {
+      if (visibility_.sees(token, row)) return positions_[token];
+    }
+    return -1;
+  }
+
+ private:
+  std::span<const std::int32_t> positions_;
+  const Visibility& visibility_;
+  std::vector<std::vector<std::int64_t>> by_stream_;  // the last token of each sequence
+};
 
 CopyTable::CopyTable(std::int64_t num_rows, std::int64_t capacity, Window window)
     : window_(window), slots_(num_rows, -1), cells_(capacity, kFree), last_use_(capacity, 0) {
@@ -57,12 +89,11 @@ void CopyTable::drop(std::int64_t row) {
 
 // Old copies that a query saw for the last time end with this ubatch; those that it still needs are
 // marked as used.
-void CopyTable::end_old_copies(std::span<const std::int32_t> positions,
-                               std::span<const std::int32_t> cell_positions,
-                               const Visibility& visibility) {
+void CopyTable::end_old_copies(const LastSeen& last_seen,
+                               std::span<const std::int32_t> cell_positions) {
   for (std::int32_t slot = 0; slot < std::ssize(cells_); ++slot) {
     if (cells_[slot] == kFree) continue;
-    const std::int32_t last = last_seen_from(cells_[slot], positions, visibility);
+    const std::int32_t last = last_seen.position(cells_[slot]);
     if (last < 0) continue;
     last_use_[slot] = now_;
     if (!needed(cell_positions[cells_[slot]], last)) ending_.push_back(slot);
@@ -72,15 +103,14 @@ void CopyTable::end_old_copies(std::span<const std::int32_t> positions,
 // Tokens of the ubatch that later queries need exactly; sinks first, then the latest.
 std::vector<std::int64_t> CopyTable::tokens_to_keep(std::span<const std::int64_t> rows,
                                                     std::span<const std::int32_t> positions,
-                                                    const Visibility& visibility) const {
+                                                    const LastSeen& last_seen) const {
   struct Kept {
     std::int64_t token;
     std::int32_t age;  // −1: a sink
   };
   std::vector<Kept> kept;
   for (std::int64_t token = 0; token < std::ssize(rows); ++token) {
-    const std::int32_t last =
-        std::max(positions[token], last_seen_from(rows[token], positions, visibility));
+    const std::int32_t last = std::max(positions[token], last_seen.position(rows[token]));
     if (!needed(positions[token], last)) continue;
     kept.push_back({token, positions[token] < window_.sink_tokens ? -1 : last - positions[token]});
   }
@@ -101,7 +131,8 @@ const std::vector<CopyTable::Move>& CopyTable::begin(std::span<const std::int64_
   ending_.clear();
   if (cells_.empty()) return moves_;
   for (const std::int64_t row : rows) drop(row);
-  end_old_copies(positions, cell_positions, visibility);
+  const LastSeen last_seen(rows, positions, visibility);
+  end_old_copies(last_seen, cell_positions);
 
   // Free slots first, then those whose copy ends, then copies that no query of this ubatch sees,
   // the longest unused first.
@@ -113,7 +144,7 @@ const std::vector<CopyTable::Move>& CopyTable::begin(std::span<const std::int64_
     return last_use_[a] != last_use_[b] ? last_use_[a] < last_use_[b] : a < b;
   });
   std::size_t next_ending = 0, next_unseen = 0;
-  for (const std::int64_t token : tokens_to_keep(rows, positions, visibility)) {
+  for (const std::int64_t token : tokens_to_keep(rows, positions, last_seen)) {
     std::int32_t slot;
     if (!free_.empty()) {
       slot = free_.back();

@@ -53,11 +53,11 @@ class CopyTable {
   void clear();
 
  private:
-  void end_old_copies(std::span<const std::int32_t> positions,
-                      std::span<const std::int32_t> cell_positions, const Visibility& visibility);
+  class LastSeen;
+  void end_old_copies(const LastSeen& last_seen, std::span<const std::int32_t> cell_positions);
   std::vector<std::int64_t> tokens_to_keep(std::span<const std::int64_t> rows,
                                            std::span<const std::int32_t> positions,
-                                           const Visibility& visibility) const;
+                                           const LastSeen& last_seen) const;
   bool needed(std::int32_t position, std::int32_t last_position) const;
   void release(std::int32_t slot);
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -152,31 +153,63 @@ TEST(CopyTable, AssignEvictsTheLongestUnused) {
 }
 
 // Two sequences share a prefix in one ubatch: its end is old for one and recent for the other, so
-// it keeps its copy.
+// it keeps its copy, whichever comes first.
 TEST(CopyTable, SharedPrefixIsKeptForTheSequenceThatNeedsIt) {
   const Window window{0, 3};
-  CopyTable table(64, 12, window);
+  for (const bool ahead_first : {true, false}) {
+    CopyTable table(64, 12, window);
+    Stream stream(64);
+    stream.write(&table, 0, range(0, 4), 0);
+    table.commit();
+    for (std::int32_t p = 4; p < 6; ++p) {
+      stream.write(&table, 0, {p}, p);
+      table.commit();
+    }
+    EXPECT_EQ(stream.copied_positions(table), (std::set<std::int32_t>{3, 4, 5}));
+    // The one at position 6 sees cells 0..6; the other, at position 5, sees cells 0..4 and itself,
+    // in cell 40.
+    std::vector<std::int64_t> rows{6, 40};
+    std::vector<std::int32_t> positions{6, 5};
+    stream.positions[6] = 6;
+    stream.positions[40] = 5;
+    std::vector<std::uint16_t> mask(2 * 64, Visibility::kHidden);
+    const std::size_t ahead = ahead_first ? 0 : 64, behind = 64 - ahead;
+    for (int cell = 0; cell <= 6; ++cell) mask[ahead + cell] = kSeen;
+    for (int cell : {0, 1, 2, 3, 4, 40}) mask[behind + cell] = kSeen;
+    if (!ahead_first) {
+      std::reverse(rows.begin(), rows.end());
+      std::reverse(positions.begin(), positions.end());
+    }
+    table.begin(rows, positions, stream.positions, {mask.data(), 64, 0, 64, 2, 0, 64});
+    table.commit();
+    for (const std::int64_t cell : {3, 4, 5, 6, 40})
+      EXPECT_GE(table.slot(cell), 0) << "cell " << cell << (ahead_first ? "" : ", behind first");
+  }
+}
+
+// A sequence that runs ahead alone ends the copies it leaves behind, also of cells that a copied
+// sequence shares: nothing tells that there is one until it comes (docs/adr/0002). What it writes
+// then has its copies, and so has the first one still.
+TEST(CopyTable, ASequenceThatRunsAheadEndsSharedCopies) {
+  const Window window{1, 3};
+  CopyTable table(64, 8, window);
   Stream stream(64);
-  stream.write(&table, 0, range(0, 4), 0);
+  stream.write(&table, 0, range(0, 10), 0);
   table.commit();
-  for (std::int32_t p = 4; p < 6; ++p) {
+  EXPECT_EQ(stream.copied_positions(table), (std::set<std::int32_t>{0, 7, 8, 9}));
+  for (std::int32_t p = 10; p < 20; ++p) {
     stream.write(&table, 0, {p}, p);
     table.commit();
   }
-  EXPECT_EQ(stream.copied_positions(table), (std::set<std::int32_t>{3, 4, 5}));
-  // Token 0 at position 6 sees cells 0..6; token 1 at position 5 sees cells 0..4 and itself, in
-  // cell 40.
-  const std::vector<std::int64_t> rows{6, 40};
-  const std::vector<std::int32_t> positions{6, 5};
-  stream.positions[6] = 6;
-  stream.positions[40] = 5;
-  std::vector<std::uint16_t> mask(2 * 64, Visibility::kHidden);
-  for (int cell = 0; cell <= 6; ++cell) mask[cell] = kSeen;
-  for (int cell : {0, 1, 2, 3, 4, 40}) mask[64 + cell] = kSeen;
-  table.begin(rows, positions, stream.positions, {mask.data(), 64, 0, 64, 2, 0, 64});
-  table.commit();
-  for (const std::int64_t cell : {3, 4, 5, 6, 40})
-    EXPECT_GE(table.slot(cell), 0) << "cell " << cell;
+  EXPECT_EQ(stream.copied_positions(table), (std::set<std::int32_t>{0, 17, 18, 19}));
+  for (std::int32_t p = 10; p < 14; ++p) {
+    // Cells 0..9 belong to both; those of the first sequence alone are hidden from the other.
+    for (std::int64_t cell = 0; cell < 10; ++cell) stream.sequence[cell] = 1;
+    stream.write(&table, 1, {30 + p}, p);
+    table.commit();
+  }
+  EXPECT_EQ(stream.copied_positions(table, 1), (std::set<std::int32_t>{0, 11, 12, 13}));
+  EXPECT_EQ(stream.copied_positions(table, 0), (std::set<std::int32_t>{17, 18, 19}));
 }
 
 }  // namespace
