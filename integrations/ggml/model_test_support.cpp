@@ -2,12 +2,15 @@
 
 #include <ggml-backend.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+
+#include "calibrate/methods.h"
 
 namespace oscar::ggml_plugin {
 namespace {
@@ -68,6 +71,7 @@ Host::Host() {
   configure_ = proc<ConfigureFn>(device, "oscar_configure");
   last_error_ = proc<LastErrorFn>(device, "oscar_last_error");
   report_ = proc<ReportFn>(device, "oscar_report");
+  set_collector_ = proc<SetCollectorFn>(device, "oscar_set_collector");
   stock_ = load({});
   with_plugin_ = load({device});
   if (stock_ == nullptr || with_plugin_ == nullptr)
@@ -94,6 +98,35 @@ Report Host::report() {
 }
 
 Tokens Host::text(std::size_t num_tokens) const { return slice(text_, 0, num_tokens); }
+
+Host::~Host() {
+  if (!artefact_file_.empty()) std::filesystem::remove(artefact_file_);
+}
+
+std::string Host::calibrated(std::size_t num_tokens) {
+  if (!artefact_file_.empty()) return artefact_file_;
+  calibrate::Collector collector(calibrate::CollectorOptions{});
+  configure("naive:k16v16");
+  {
+    Session session(with_plugin_);
+    set_collector_(&collector);
+    EXPECT_FALSE(session.decode(text(num_tokens), 0).empty());
+    set_collector_(nullptr);
+  }
+  const calibrate::Statistics& seen = collector.statistics();
+  const calibrate::LayerShape& shape = seen.layers.at(0).shape;
+  const ModelFingerprint model{"",
+                               static_cast<int>(seen.layers.size()),
+                               shape.num_q_heads,
+                               shape.num_kv_heads,
+                               shape.head_dim_k,
+                               shape.head_dim_v,
+                               ""};
+  const std::string path =
+      testing::TempDir() + "oscar_model_" + std::to_string(::getpid()) + ".safetensors";
+  save_artefact(calibrate::fit(seen, model, {}), path);
+  return artefact_file_ = path;
+}
 
 Session::Session(llama_model* model, const Change& change) : model_(model) {
   llama_context_params params = llama_context_default_params();

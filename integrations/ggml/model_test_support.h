@@ -29,16 +29,21 @@ class Host {
   void configure(const std::string& kv_spec);  // fails the test when it is refused
   std::string last_error();
   Report report();
+  // File of an oscar-plus artefact calibrated on the first tokens of the held-out text; made once.
+  std::string calibrated(std::size_t num_tokens);
 
   // The first tokens of the held-out text.
   Tokens text(std::size_t num_tokens) const;
 
  private:
   Host();
+  ~Host();
   llama_model *with_plugin_ = nullptr, *stock_ = nullptr;
   ConfigureFn configure_ = nullptr;
   LastErrorFn last_error_ = nullptr;
   ReportFn report_ = nullptr;
+  SetCollectorFn set_collector_ = nullptr;
+  std::string artefact_file_;
   Tokens text_;
 };
 
