@@ -153,10 +153,6 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, std::size_t 
     cache->prepare();
     if (!cache->refusal().empty()) return nullptr;
   }
-  if (take_foreign_attention()) {
-    log_refusal(kCacheElsewhere);
-    return nullptr;
-  }
   if (const std::string reason = missing_layers(); !reason.empty()) {
     log_refusal(reason);
     return nullptr;

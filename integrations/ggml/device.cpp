@@ -29,7 +29,6 @@ struct Backend {
 Backend& self(ggml_backend_t backend) { return *static_cast<Backend*>(backend->context); }
 
 void run_node(ggml_tensor* node, ggml_cgraph* graph, OpContext* context) {
-  if (uses_cache_elsewhere(node)) throw Error(ErrorCode::kUnsupported, kCacheElsewhere);
   switch (node->op) {
     case GGML_OP_NONE:
     case GGML_OP_VIEW:
@@ -91,8 +90,9 @@ void set_n_threads(ggml_backend_t backend, int num_threads) {
   context.checked_for_cache = true;
   if (LiveCaches::instance().all().empty()) {
     log_refusal(
-        "no layer has its KV cache on OSCAR0 (-nkvo, -ngl 0, or a model without one): the plugin "
-        "has nothing to compute; leave these options out, or start without GGML_BACKEND_PATH");
+        "no layer has its KV cache on OSCAR0 (-nkvo, -ngl 0, or a model without one): llama.cpp's "
+        "own "
+        "cache is used; leave these options out, or start without GGML_BACKEND_PATH");
   }
 }
 
@@ -148,7 +148,7 @@ bool supports_op(ggml_backend_dev_t, const ggml_tensor* op) {
     case GGML_OP_RESHAPE:
     case GGML_OP_PERMUTE:
     case GGML_OP_TRANSPOSE: return true;
-    default: return touches_cache(op) || uses_cache_elsewhere(op);
+    default: return touches_cache(op);
   }
 }
 

@@ -1,7 +1,6 @@
 #include "observe.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <set>
 #include <string>
@@ -99,25 +98,7 @@ void observe_attention(const ggml_tensor* node) {
   ++layer->num_readers;
 }
 
-// A cache tensor in memory of another device. llama.cpp's dry runs give it none.
-bool lies_elsewhere(const ggml_tensor* tensor) {
-  const ggml_tensor* root = root_of(tensor);
-  return root->buffer != nullptr && root->buffer->buft != buffer_type() &&
-         parse_cache_name(root->name) &&
-         ggml_backend_buffer_get_size(root->buffer) >= ggml_nbytes(root);
-}
-
-std::atomic<bool> foreign_attention{false};
-
 }  // namespace
-
-bool uses_cache_elsewhere(const ggml_tensor* op) {
-  const bool elsewhere = (op->op == GGML_OP_SET_ROWS && lies_elsewhere(op)) ||
-                         (op->op == GGML_OP_FLASH_ATTN_EXT && lies_elsewhere(op->src[1]));
-  return elsewhere && !current_config()->allow_partial && LiveCaches::instance().all().empty();
-}
-
-bool take_foreign_attention() { return foreign_attention.exchange(false); }
 
 bool touches_cache(const ggml_tensor* op) {
   if (cache_root(op) != nullptr) return true;
@@ -129,8 +110,6 @@ bool touches_cache(const ggml_tensor* op) {
 void observe_graph(ggml_cgraph* graph, ggml_backend_graph_optimize_params* params) {
   for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
     ggml_tensor* const node = ggml_graph_node(graph, i);
-    if (node->op == GGML_OP_FLASH_ATTN_EXT && uses_cache_elsewhere(node))
-      foreign_attention.store(true);
     if (is_view(node) || !touches_cache(node)) continue;
     switch (node->op) {
       case GGML_OP_SET_ROWS: observe_write(node, params); break;

@@ -20,16 +20,4 @@ bool touches_cache(const ggml_tensor* op);
 // one line.
 std::string missing_layers();
 
-// The operation writes or attends a KV cache that lies elsewhere (-nkvo, -ngl 0), and no other lies
-// here, although the context was given this device. Nothing asks us then; so that it is not passed
-// over, we claim such operations and refuse them.
-bool uses_cache_elsewhere(const ggml_tensor* op);
-inline constexpr const char* kCacheElsewhere =
-    "no layer has its KV cache on OSCAR0 (-nkvo or -ngl 0): leave these options out, or start "
-    "without GGML_BACKEND_PATH";
-
-// Whether a graph that was planned since the last call attends such a cache; memory for its result
-// is asked for next.
-bool take_foreign_attention();
-
 }  // namespace oscar::ggml_plugin
