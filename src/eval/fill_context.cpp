@@ -8,6 +8,9 @@ namespace oscar::eval {
 namespace {
 
 constexpr llama_seq_id kSequence = 0, kSpare = 1;
+// Decoded after cells were copied, which also turns the copied keys to their positions. Few: many
+// tokens at once in a deep cache of a quantized type take minutes.
+constexpr std::int64_t kLastTokens = 4;
 
 }  // namespace
 
@@ -34,25 +37,27 @@ void ContextFiller::step() {
   ++depth_;
 }
 
-bool ContextFiller::copy_prompt() {
+bool ContextFiller::copy_prompt(std::int64_t count) {
   llama_context* context = context_->get();
   const llama_memory_t memory = llama_get_memory(context);
   if (llama_state_seq_set_data(context, prompt_state_.data(), prompt_state_.size(), kSpare) == 0) {
     return false;
   }
+  if (count < kBatchTokens) {
+    llama_memory_seq_rm(memory, kSpare, static_cast<llama_pos>(count), -1);
+  }
   llama_memory_seq_add(memory, kSpare, 0, -1, static_cast<llama_pos>(depth_));
   llama_memory_seq_cp(memory, kSpare, kSequence, -1, -1);
   llama_memory_seq_rm(memory, kSpare, -1, -1);
-  depth_ += kBatchTokens;
+  depth_ += count;
   return true;
 }
 
 void ContextFiller::fill_to(std::int64_t depth) {
   while (depth_ < depth) {
     const std::int64_t left = depth - depth_;
-    // The last tokens are decoded, which also turns the copied keys to their positions.
-    if (may_copy_ && !prompt_state_.empty() && left > kBatchTokens) {
-      if (copy_prompt()) continue;
+    if (may_copy_ && !prompt_state_.empty() && left > kLastTokens) {
+      if (copy_prompt(std::min(left - kLastTokens, kBatchTokens))) continue;
       throw Error(ErrorCode::kUnsupported, "llama.cpp cannot restore a sequence's state of " +
                                                std::to_string(prompt_state_.size()) +
                                                " bytes, to fill the cache with");

@@ -22,7 +22,7 @@ class ContextFiller {
  private:
   llama_token next_token();
   void decode(std::int64_t count);
-  bool copy_prompt();
+  bool copy_prompt(std::int64_t count);  // of its first tokens, to follow the last
 
   Context* context_;
   std::span<const llama_token> text_;

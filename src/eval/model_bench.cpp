@@ -61,13 +61,17 @@ std::vector<std::int64_t> ascending(std::vector<std::int64_t> depths) {
 
 }  // namespace
 
+std::int64_t decode_context_tokens(const ModelBenchOptions& options) {
+  const std::vector<std::int64_t> depths = ascending(options.depths);
+  const std::int64_t measured = std::int64_t{options.rounds} * options.steps + kShareSteps + 1;
+  return depths.back() + measured * std::ssize(depths);
+}
+
 std::vector<ModelBenchRow> bench_decode(Workbench* workbench, std::span<const llama_token> tokens,
                                         const std::vector<KvChoice>& kvs,
                                         const ModelBenchOptions& options) {
   const std::vector<std::int64_t> depths = ascending(options.depths);
-  const std::int64_t measured = std::int64_t{options.rounds} * options.steps + kShareSteps + 1;
-  const auto contenders = open_all(
-      workbench, tokens, kvs, depths.back() + measured * static_cast<std::int64_t>(depths.size()));
+  const auto contenders = open_all(workbench, tokens, kvs, decode_context_tokens(options));
   const std::int64_t turns =
       std::ssize(depths) * std::ssize(contenders) * std::int64_t{options.rounds + 1};
   std::int64_t done = 0;

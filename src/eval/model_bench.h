@@ -29,6 +29,9 @@ struct ModelBenchRow {
   double attention_share = 0;  // of the time, in FLASH_ATTN_EXT
 };
 
+// Tokens that the contexts of bench_decode take: the largest depth and what is decoded there.
+std::int64_t decode_context_tokens(const ModelBenchOptions& options);
+
 // A context for each cache, of the largest depth, at the same time; depths are taken ascending. A
 // deep cache is filled with a prompt of 512 tokens whose cells are then copied to the positions
 // that follow (llama.cpp's state of a sequence, and its shift of keys): the cells hold true keys

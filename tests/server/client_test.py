@@ -3,10 +3,20 @@
 import concurrent.futures
 import json
 import random
+import subprocess
 import threading
 import time
 
-from server_case import FULL, Server, ServerTest, main, resident_kib
+import server_case
+from server_case import (
+    FULL,
+    MODEL,
+    Server,
+    ServerTest,
+    main,
+    resident_by_mapping,
+    resident_kib,
+)
 
 ROUNDS = 50 if FULL else 3
 REQUESTS = 500 if FULL else 160  # those included that warm up
@@ -182,6 +192,29 @@ class PromptCache(ServerTest):
         f16, ours = self.change("f16"), self.change("quarot")
         print(f"largest change of a log probability: f16 {f16:.4g}, quarot {ours:.4g}")
         self.assertLessEqual(ours, max(2 * f16, 0.01))
+
+
+class Memory(ServerTest):
+    def planned(self, *arguments):
+        path = self.folder / "plan.json"
+        subprocess.run(
+            [server_case.program, "plan", "-m", MODEL, *arguments, "--json", path],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        return json.loads(path.read_text())["results"][0]["bytes"]
+
+    def test_a_full_cache_is_as_resident_as_planned(self):
+        planned = self.planned("-c", "2048", "--kv", "quarot")
+        with Server(self.folder, "-c", 2048, "-np", 1, "-t", 2, "--cache-ram", 0) as server:
+            before = resident_by_mapping(server.server_pid())
+            server.complete([100 + i % 5000 for i in range(2040)], n_predict=1)
+            after = resident_by_mapping(server.server_pid())
+        grown = [kib * 1024 for place, kib in after.items() if before.get(place, 0) < kib // 4]
+        resident = min(grown, key=lambda size: abs(size - planned))
+        print(f"planned {planned}, resident {resident} ({100 * (resident / planned - 1):+.2f} %)")
+        # Codes and copies, and what one layer's tokens of a batch take.
+        self.assertLess(abs(resident - planned) / planned, 0.05)
 
 
 class Load(ServerTest):

@@ -43,6 +43,18 @@ def resident_kib(pid):
     raise ValueError(f"no VmRSS of {pid}")
 
 
+def resident_by_mapping(pid):
+    """KiB that are resident, by the address at which each piece of a process's memory begins."""
+    resident, place = {}, None
+    for line in pathlib.Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        word = line.split()[0]
+        if "-" in word and not word.endswith(":"):
+            place = word.split("-")[0]
+        elif word == "Rss:":
+            resident[place] = int(line.split()[1])
+    return resident
+
+
 def children_of(pid):
     path = pathlib.Path(f"/proc/{pid}/task/{pid}/children")
     return [int(child) for child in path.read_text().split()]

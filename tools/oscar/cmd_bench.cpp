@@ -1,5 +1,6 @@
 // oscar bench decode | prefill | attention | encode | cuda
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <memory>
 #include <thread>
@@ -89,16 +90,18 @@ void run_model_bench(const BenchCommand& command, ModelBench kind) {
   Session session = open_session(command.common);
   eval::Workbench& workbench = *session.workbench;
   check_threads(workbench.num_threads());
-  for (const std::int64_t depth : command.depths) workbench.check_context(depth);
+  eval::ModelBenchOptions options;
+  options.depths = command.depths;
+  options.rounds = command.rounds;
+  options.steps = command.steps;
+  workbench.check_context(kind == ModelBench::kDecode
+                              ? eval::decode_context_tokens(options)
+                              : *std::max_element(options.depths.begin(), options.depths.end()));
   const std::vector<eval::KvChoice> kvs = choose_kvs(command.kvs, &workbench);
   const eval::TextFile text(command.text.empty() ? sample_text_path() : command.text);
   const std::vector<llama_token> tokens =
       eval::tokenize(workbench.vocab(), text.bytes(), kTextTokens, /*parse_special=*/false);
   if (tokens.empty()) throw Error(ErrorCode::kInvalidArgument, text.path() + ": has no tokens");
-  eval::ModelBenchOptions options;
-  options.depths = command.depths;
-  options.rounds = command.rounds;
-  options.steps = command.steps;
   Progress progress(kind == ModelBench::kDecode ? "decoding, turns" : "prompts");
   options.progress = [&](std::int64_t done, std::int64_t total) { progress.update(done, total); };
   const std::vector<eval::ModelBenchRow> rows =
