@@ -92,6 +92,19 @@ void check_threads(int threads) {
   }
 }
 
+// What else changes the meaning of codes, in one order however it was given.
+std::string options_of(const KvSpec& spec) {
+  std::string text = spec.group_size ? "group=" + std::to_string(*spec.group_size) : "";
+  const auto add = [&text](bool set, const char* name) {
+    if (set) text += (text.empty() ? "" : ",") + std::string(name);
+  };
+  add(spec.no_hadamard, "no-hadamard");
+  add(spec.no_clip, "no-clip");
+  add(spec.no_mean, "no-mean");
+  add(spec.unbiased, "unbiased");
+  return text.empty() ? "none" : text;
+}
+
 SlotIdentity identity_of(const eval::Workbench& workbench, const eval::KvChoice& kv,
                          const eval::KvPlan& plan) {
   const ModelFingerprint& model = workbench.file().fingerprint;
@@ -108,9 +121,7 @@ SlotIdentity identity_of(const eval::Workbench& workbench, const eval::KvChoice&
           {"bits of keys", group.k_bits},
           {"bits of values", group.v_bits},
           {"window", std::to_string(plan.sink_tokens) + " + " + std::to_string(plan.recent_tokens)},
-          {"cache",
-           // The part of the spec behind the name: options that change what codes mean.
-           kv.label.find(':') == std::string::npos ? "" : kv.label.substr(kv.label.find(':'))},
+          {"options", options_of(kv.spec)},
           {"streams", group.num_streams}};
 }
 
