@@ -69,6 +69,7 @@ SyntheticLayer::SyntheticLayer(const KvSpec& spec, const SyntheticShape& shape,
   params_.codec = codec_.get();
   params_.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
   params_.causal = true;
+  params_.float_path = spec.force_float;
 }
 
 void SyntheticLayer::make_codec(const KvSpec& spec, const kernels::KernelSet& kernels,
