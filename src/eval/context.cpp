@@ -74,7 +74,6 @@ Context::Context(Model* model, const ContextOptions& options) : model_(model) {
   params.offload_kqv = true;
   // As llama.cpp's programs do: a layer with a sliding window keeps the cells of its window only.
   params.swa_full = false;
-  params.swa_full = false;  // as llama.cpp's programs: sliding-window layers keep their windows
   params.n_seq_max = static_cast<std::uint32_t>(options.num_sequences);
   params.kv_unified = options.num_sequences > 1;
   params.cb_eval = options.eval_callback;
