@@ -79,6 +79,7 @@ FENCES = (
         re.compile(r"^(cuda[a-z0-9_]*\.h|cuda/|cooperative_groups|cublas)"),
         ("src/cuda",),
     ),
+    ("libcurl", re.compile(r"^curl/"), ("src/eval",)),
     ("xxHash", re.compile(r"^xxh(ash|3)\.h$"), ("src/base",)),
 )
 

@@ -56,7 +56,7 @@ python_env() {
 }
 
 # What building takes, and what linting and fuzzing take on top (Debian 12 names).
-build_packages=(ca-certificates cmake g++ libbenchmark-dev libcli11-dev libeigen3-dev libgomp1 libgtest-dev
+build_packages=(ca-certificates cmake g++ libbenchmark-dev libcli11-dev libcurl4-openssl-dev libeigen3-dev libgomp1 libgtest-dev
   librapidcheck-dev libxxhash-dev ninja-build nlohmann-json3-dev python3-venv)
 lint_packages=(git python3 shellcheck)
 fuzz_packages=(clang-14 libclang-rt-14-dev libomp-14-dev)

@@ -62,11 +62,12 @@ Context::Context(Model* model, const ContextOptions& options) : model_(model) {
                     " that the model was trained for");
   }
   llama_context_params params = llama_context_default_params();
-  params.n_ctx = static_cast<std::uint32_t>(options.num_tokens);
+  const int num_sequences = std::max(options.num_sequences, options.num_streams);
+  params.n_ctx = static_cast<std::uint32_t>(options.num_tokens * options.num_streams);
   params.n_batch = params.n_ubatch = static_cast<std::uint32_t>(kBatchTokens);
   // llama.cpp reserves a graph with a token, and its logits, for each sequence.
-  params.n_outputs_max = static_cast<std::uint32_t>(
-      std::max<std::int64_t>(options.max_outputs, options.num_sequences));
+  params.n_outputs_max =
+      static_cast<std::uint32_t>(std::max<std::int64_t>(options.max_outputs, num_sequences));
   params.n_threads = params.n_threads_batch = options.num_threads;
   params.type_k = params.type_v = options.kv_type;
   params.flash_attn_type =
@@ -74,8 +75,8 @@ Context::Context(Model* model, const ContextOptions& options) : model_(model) {
   params.offload_kqv = true;
   // As llama.cpp's programs do: a layer with a sliding window keeps the cells of its window only.
   params.swa_full = false;
-  params.n_seq_max = static_cast<std::uint32_t>(options.num_sequences);
-  params.kv_unified = options.num_sequences > 1;
+  params.n_seq_max = static_cast<std::uint32_t>(num_sequences);
+  params.kv_unified = options.num_sequences > 1 && options.num_streams == 1;
   params.cb_eval = options.eval_callback;
   params.cb_eval_user_data = options.eval_callback_data;
   params.no_perf = true;
@@ -106,6 +107,33 @@ void Context::decode(std::span<const llama_token> tokens, std::int64_t num_outpu
                                              "): " + failure_text(*model_));
   }
   num_tokens_ += count;
+}
+
+void Context::decode_on(int stream, std::span<const llama_token> tokens, std::int64_t num_outputs) {
+  std::vector<llama_token> ids(tokens.begin(), tokens.end());
+  std::vector<std::int32_t> counts(ids.size(), 1);
+  llama_seq_id id = stream;
+  std::vector<llama_seq_id*> sequences(ids.size(), &id);
+  std::vector<std::int8_t> wanted(ids.size(), 0);
+  std::fill(wanted.end() - num_outputs, wanted.end(), std::int8_t{1});
+  // Positions follow those that the sequence has.
+  llama_batch batch = llama_batch_get_one(ids.data(), static_cast<std::int32_t>(ids.size()));
+  batch.n_seq_id = counts.data();
+  batch.seq_id = sequences.data();
+  batch.logits = wanted.data();
+  const std::int32_t status = llama_decode(context_.get(), batch);
+  model_->host().throw_if_stopped();
+  if (status == 0) return;
+  throw Error(ErrorCode::kUnsupported, "decoding " + std::to_string(ids.size()) +
+                                           " tokens on stream " + std::to_string(stream) +
+                                           " failed (llama.cpp status " + std::to_string(status) +
+                                           "): " + failure_text(*model_));
+}
+
+void Context::fork(int from, int to) {
+  llama_memory_t memory = llama_get_memory(context_.get());
+  llama_memory_seq_rm(memory, to, -1, -1);
+  llama_memory_seq_cp(memory, from, to, -1, -1);
 }
 
 const float* Context::logits(std::int64_t output) const {

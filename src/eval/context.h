@@ -51,12 +51,14 @@ struct ContextOptions {
   ggml_type kv_type = GGML_TYPE_F16;
   bool flash_attention = true;
   int num_sequences = 1;  // that share the cells; decode() appends to the first
+  // Above 1: as many sequences with num_tokens cells each of their own, for fork() and decode_on().
+  int num_streams = 1;
   // llama.cpp's callback on graph nodes, as ggml_backend_sched_eval_callback; null: none.
   bool (*eval_callback)(ggml_tensor* node, bool ask, void* data) = nullptr;
   void* eval_callback_data = nullptr;
 };
 
-// One sequence. Owns the KV cache; the model must outlive it.
+// One sequence, or several streams. Owns the KV cache; the model must outlive it.
 class Context {
  public:
   Context(Model* model, const ContextOptions& options);
@@ -64,11 +66,15 @@ class Context {
   // Appends at most kBatchTokens tokens. The last `num_outputs` of them give rows of logits, in
   // order. Throws Error(kInterrupted), or Error naming llama.cpp's or the plugin's reason.
   void decode(std::span<const llama_token> tokens, std::int64_t num_outputs);
+  // The same for another stream than the first.
+  void decode_on(int stream, std::span<const llama_token> tokens, std::int64_t num_outputs);
+  // Stream `to` becomes a copy of `from`: codes, exact copies and all.
+  void fork(int from, int to);
   // [vocab_size], valid until the next decode.
   const float* logits(std::int64_t output) const;
 
-  void clear();  // forgets all tokens
-  std::int64_t num_tokens() const { return num_tokens_; }
+  void clear();                                            // forgets all tokens
+  std::int64_t num_tokens() const { return num_tokens_; }  // of the first sequence
   Model& model() const { return *model_; }
   llama_context* get() const { return context_.get(); }
   // Bytes of keys and values that the written cells hold in llama.cpp's own types.

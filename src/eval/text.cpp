@@ -100,10 +100,12 @@ std::size_t next_piece_bytes(std::string_view rest) {
   return line_start > 0 ? line_start : character_boundary(rest, limit);
 }
 
-std::vector<llama_token> tokenize(const llama_vocab* vocab, std::string_view text,
-                                  std::int64_t max_tokens, bool parse_special) {
+namespace {
+
+// first: the tokeniser adds what a text begins with.
+std::vector<llama_token> tokenize_pieces(const llama_vocab* vocab, std::string_view text,
+                                         std::int64_t max_tokens, bool parse_special, bool first) {
   std::vector<llama_token> tokens;
-  bool first = true;
   while (!text.empty() && static_cast<std::int64_t>(tokens.size()) < max_tokens) {
     const std::string_view piece = text.substr(0, next_piece_bytes(text));
     text.remove_prefix(piece.size());
@@ -128,6 +130,18 @@ std::vector<llama_token> tokenize(const llama_vocab* vocab, std::string_view tex
     tokens.resize(static_cast<std::size_t>(max_tokens));
   }
   return tokens;
+}
+
+}  // namespace
+
+std::vector<llama_token> tokenize(const llama_vocab* vocab, std::string_view text,
+                                  std::int64_t max_tokens, bool parse_special) {
+  return tokenize_pieces(vocab, text, max_tokens, parse_special, /*first=*/true);
+}
+
+std::vector<llama_token> tokenize_more(const llama_vocab* vocab, std::string_view text,
+                                       std::int64_t max_tokens, bool parse_special) {
+  return tokenize_pieces(vocab, text, max_tokens, parse_special, /*first=*/false);
 }
 
 std::string token_text(const llama_vocab* vocab, llama_token token) {

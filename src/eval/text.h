@@ -42,6 +42,10 @@ std::size_t next_piece_bytes(std::string_view rest);
 std::vector<llama_token> tokenize(const llama_vocab* vocab, std::string_view text,
                                   std::int64_t max_tokens, bool parse_special);
 
+// The same for text that goes on behind other tokens: no BOS.
+std::vector<llama_token> tokenize_more(const llama_vocab* vocab, std::string_view text,
+                                       std::int64_t max_tokens, bool parse_special);
+
 // The token's text; control tokens have none.
 std::string token_text(const llama_vocab* vocab, llama_token token);
 

@@ -66,6 +66,7 @@ ContextOptions Workbench::context_options(const OpenOptions& options) const {
   result.num_tokens = options.num_tokens;
   result.max_outputs = options.max_outputs;
   result.num_sequences = options.num_sequences;
+  result.num_streams = options.num_streams;
   result.eval_callback = options.eval_callback;
   result.eval_callback_data = options.eval_callback_data;
   result.num_threads = num_threads_;

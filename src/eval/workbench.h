@@ -31,6 +31,7 @@ struct OpenOptions {
   std::int64_t num_tokens = 0;
   std::int64_t max_outputs = 1;
   int num_sequences = 1;
+  int num_streams = 1;
   bool (*eval_callback)(ggml_tensor* node, bool ask, void* data) = nullptr;
   void* eval_callback_data = nullptr;
 };
