@@ -88,6 +88,7 @@ typedef struct oscar_model {
  *   sink=N recent=N                        tokens with exact copies
  *   group=N                                channels a scale
  *   no-hadamard no-clip no-mean unbiased   leave a part out; unbiased key scale
+ *   float                                  attention on codes in single precision, not in integers
  *
  * model: required for a METHOD. For a FILE it may be NULL; otherwise the file must be for this
  * shape (OSCAR_MISMATCH).

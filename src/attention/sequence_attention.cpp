@@ -50,6 +50,7 @@ void SequenceAttention::attend(const cache::SequenceView& sequence,
   params.sinks = queries.sinks;
   params.sink_tokens = sequence.sink_tokens;
   params.recent_tokens = sequence.recent_tokens;
+  params.float_path = queries.float_path;
   run(plan, params, workspace_.data());
 }
 

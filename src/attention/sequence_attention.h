@@ -21,6 +21,7 @@ struct SequenceQueries {
   float soft_cap = 0.0f;            // as in Params
   std::int32_t sliding_window = 0;  // as in Params
   const float* sinks = nullptr;     // [num_q_heads], as in Params
+  bool float_path = false;          // as in Params
 };
 
 // Keeps the workspace from call to call; it grows with the largest call. One caller at a time.

@@ -63,7 +63,7 @@ oscar_status oscar_cache_create(const oscar_method* method, const oscar_cache_op
       oscar::capi::require_struct("options", options->struct_bytes, sizeof *options);
     const oscar_cache_options chosen =
         options != nullptr ? *options : oscar::capi::default_options(*method);
-    *out = new oscar_cache(method->artefact, oscar::capi::options_of(chosen));
+    *out = new oscar_cache(*method, oscar::capi::options_of(chosen));
     return OSCAR_OK;
   });
 }
@@ -173,6 +173,7 @@ oscar_status oscar_attend(oscar_cache* cache, int32_t sequence, int32_t layer,
     all.soft_cap = queries->soft_cap;
     all.sliding_window = queries->sliding_window;
     all.sinks = queries->sinks;
+    all.float_path = cache->force_float;
     cache->attention.attend(cache->cache.view(sequence, layer), all);
     return OSCAR_OK;
   });

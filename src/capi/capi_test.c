@@ -141,13 +141,15 @@ static void fill(oscar_cache* cache, int32_t sequence, const float* keys, const 
 
 static void test_cache(const float* keys, const float* values) {
   /* Exact: attention is that of the rows rounded to BF16. At 4 bits it is near. */
-  static const char* const specs[] = {"naive:k16v16", "quarot:k4v4,sink=16,recent=32"};
-  static const double most[] = {0.01, 0.2};
+  static const char* const specs[] = {"naive:k16v16", "quarot:k4v4,sink=16,recent=32",
+                                      "quarot:k4v4,sink=16,recent=32,float"};
+  static const double most[] = {0.01, 0.2, 0.2};
+  float outputs[3][kQHeads * kDim];
   float* q = make_rows(kQHeads * kDim, 3);
   const float scale = 0.125f;
   double truth[kQHeads * kDim];
   reference_attend(q, keys, values, scale, truth);
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < 3; ++i) {
     oscar_method* method = NULL;
     oscar_cache* cache = NULL;
     oscar_cache_options options;
@@ -168,6 +170,7 @@ static void test_cache(const float* keys, const float* values) {
     EXPECT(oscar_attend(cache, sequence, 1, &queries) == OSCAR_OK);
     EXPECT(relative_error(out, truth, kQHeads * kDim) < most[i]);
     EXPECT(isfinite(lse[0]));
+    memcpy(outputs[i], out, sizeof out);
 
     /* A fork says the same; refilled after a cut, its bytes are the same. */
     uint8_t bytes[2][2 * kWidth * 4];
@@ -206,6 +209,11 @@ static void test_cache(const float* keys, const float* values) {
   oscar_cache_free(NULL);
   EXPECT(oscar_cache_bytes(NULL) == 0);
   EXPECT(oscar_cache_num_free_pages(NULL) == -1);
+  /* `float` is another path to nearly the same. */
+  EXPECT(memcmp(outputs[1], outputs[2], sizeof outputs[1]) != 0);
+  double single[kQHeads * kDim];
+  for (int i = 0; i < kQHeads * kDim; ++i) single[i] = outputs[2][i];
+  EXPECT(relative_error(outputs[1], single, kQHeads * kDim) < 0.02);
   free(q);
 }
 

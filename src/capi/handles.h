@@ -17,22 +17,26 @@
 struct oscar_method {
   oscar::Artefact artefact;  // the specification's options applied
   std::int32_t sink_tokens = 0, recent_tokens = 0;
+  bool force_float = false;  // the option `float`
 };
 
 struct oscar_codec {
   oscar::cache::LayerCodec codec;
   std::int32_t max_position = 0;
+  bool force_float = false;
 };
 
 struct oscar_cache {
   oscar::cache::Cache cache;
   oscar::attention::SequenceAttention attention;
   int num_q_heads = 0;
+  bool force_float = false;
 
-  oscar_cache(const oscar::Artefact& artefact, const oscar::cache::CacheOptions& options)
-      : cache(artefact, options),
+  oscar_cache(const oscar_method& method, const oscar::cache::CacheOptions& options)
+      : cache(method.artefact, options),
         attention(options.num_threads),
-        num_q_heads(artefact.model.num_q_heads) {}
+        num_q_heads(method.artefact.model.num_q_heads),
+        force_float(method.force_float) {}
 };
 
 // The artefact and its tensors and texts, which point into it: it must stay where it was made.

@@ -77,6 +77,7 @@ oscar_method* open(const char* kv, const oscar_model* model) {
   calibrate::apply_kv_spec(spec, &method->artefact);
   method->sink_tokens = spec.sink_tokens;
   method->recent_tokens = spec.recent_tokens;
+  method->force_float = spec.force_float;
   return method.release();
 }
 

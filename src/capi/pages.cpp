@@ -147,6 +147,7 @@ oscar_status attend(const oscar_codec& handle, const oscar_page_queries& given) 
   params.sinks = given.sinks;
   params.sink_tokens = given.sink_tokens;
   params.recent_tokens = given.recent_tokens;
+  params.float_path = handle.force_float;
   AlignedBuffer<std::uint8_t> workspace(plan.workspace_bytes);
   attention::run(plan, params, workspace.data());
   return OSCAR_OK;

@@ -144,7 +144,7 @@ oscar_status oscar_codec_create(const oscar_method* method, int32_t layer, int32
       rope = std::make_shared<oscar::RopeTable>(artefact.ropes.at(shape.rope), max_position);
     *out = new oscar_codec{
         oscar::cache::LayerCodec(artefact, shape, rope, oscar::kernels::selected_kernel_set()),
-        max_position};
+        max_position, method->force_float};
     return OSCAR_OK;
   });
 }
