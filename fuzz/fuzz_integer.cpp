@@ -9,8 +9,9 @@
 namespace oscar::kernels {
 namespace {
 
-// Rounded to bytes or to 16 bits, and the rounding of the steps themselves.
+// Rounded to 16 bits, and the rounding of the steps themselves.
 constexpr double kHalfStep = 0.5 + 0x1p-6;
+constexpr double kLargestQuery = 32639;
 constexpr double kSmallestScaled = 0x1p-100;  // what lies below counts as zero
 
 struct Queries {
@@ -18,7 +19,7 @@ struct Queries {
   std::vector<float> scales, sums;
 
   Queries(const KernelSet& set, const Matrix& q, const PlaneLayout& layout)
-      : bytes(static_cast<std::size_t>(q.num_rows * q.width)),
+      : bytes(static_cast<std::size_t>(2 * q.num_rows * q.width)),
         scales(static_cast<std::size_t>(q.num_rows * layout.num_groups())),
         sums(scales.size()) {
     set.quantize_queries(
@@ -65,7 +66,7 @@ void check_qk(Source& source) {
           largest = x > largest || std::isnan(x) ? x : largest;
         }
         if (!std::isfinite(largest)) bound.sum = std::nan("");
-        const double step = largest < kSmallestScaled ? 2 * kSmallestScaled : largest / 127;
+        const double step = largest < kSmallestScaled ? 2 * kSmallestScaled : largest / kLargestQuery;
         for (int c = first; c < first + group_size; ++c) {
           const auto channel = static_cast<std::size_t>(c);
           const double scale = key.scales[channel], zero = key.zeros[channel];
@@ -74,10 +75,10 @@ void check_qk(Source& source) {
           bound.magnitude += std::abs(scale) * largest * (key.codes[channel] + std::abs(zero) + 1);
           bound.floor += kHalfStep * step * std::abs(scale * level) + kTiny;
           // Σ code·zero and the product of the scales come before the difference.
-          if (!(std::abs(zero) * 127 * group_size < kLarge)) bound.sum = std::nan("");
+          if (!(std::abs(zero) * kLargestQuery * group_size < kLarge)) bound.sum = std::nan("");
           if (!(std::abs(scale) * largest < kLarge)) bound.sum = std::nan("");
           // The product of the scales may be subnormal.
-          bound.floor += kTiny * 127 * (key.codes[channel] + std::abs(zero));
+          bound.floor += kTiny * kLargestQuery * (key.codes[channel] + std::abs(zero));
         }
       }
       bound.require(logits.at(r, t), 8 + layout.num_groups(),

@@ -6,7 +6,7 @@
 // is not 0); otherwise the codes. So a query's result does not depend on how the prompt was cut
 // into chunks. Nothing attended: out = 0, lse = −inf.
 //
-// Codes are attended in integers: query rows in bytes and weights in 16 bits against the codes
+// Codes are attended in integers: query rows and weights in 16 bits against the codes
 // (kernels.h), where a side has codes and Params::float_path does not say otherwise.
 //
 // plan() is pure arithmetic; run() neither allocates nor throws.

@@ -14,7 +14,6 @@ namespace oscar::attention::test {
 namespace {
 
 constexpr double kMaxRelativeError = 1e-3;  // ‖o − o₆₄‖/‖o₆₄‖ over the whole output
-constexpr double kMaxIntegerError = 2e-2;
 
 // The bound for one output value: with u = 2⁻²⁴, a logit is a sum of three chains of at most
 // head_dim products (transform of q, transform of k, dot) of magnitude ‖q‖‖k‖·scale, so it is off
@@ -45,22 +44,26 @@ void expect_float_within(Layer& layer, const Scenario& scenario, const Result& r
   }
 }
 
-// Query rows in bytes: a value is off by at most half of its row's largest/127, evenly, so the row
-// by ‖q‖·(largest/rms)/(127·√12) = .0116·‖q‖ for a largest value of 5.1 rms, which a Gaussian row
-// of 256 passes once in 10⁴. A logit is off by that times ‖k‖·scale in a random direction out of
-// head_dim: a standard deviation of .0116·max_logit_magnitude/√head_dim, of which six hold for
-// every pair of a test. Weights of 16 bits add 2⁻¹⁶ of a page's largest a token.
+// Query rows of 16 bits: a value is off by at most half of its row's largest/32639, evenly, so the
+// row by ‖q‖·(largest/rms)/(32639·√12) = 4.5e-5·‖q‖ for a largest value of 5.1 rms, which a
+// Gaussian row of 256 passes once in 10⁴. A logit is off by that times ‖k‖·scale in a random
+// direction out of head_dim: a standard deviation of 4.5e-5·max_logit_magnitude/√head_dim, of which
+// six hold for every pair of a test; and by the roundings of single precision. Weights of 16 bits
+// add 2⁻¹⁷ of a page's largest a token.
 void expect_integer_within(Layer& layer, const Scenario& scenario, const Result& reference) {
   const Result result = layer.attend();
   for (const float out : result.out) ASSERT_TRUE(std::isfinite(out));
-  EXPECT_LE(relative_error(result.out, reference.out), kMaxIntegerError);
-  const double logit_error =
-      6 * .0116 * layer.max_logit_magnitude() / std::sqrt(scenario.head_dim_k) + 1e-4;
+  EXPECT_LE(relative_error(result.out, reference.out), kMaxRelativeError);
+  const double u = std::ldexp(1.0, -24), magnitude = layer.max_logit_magnitude();
+  const double logit_error = 6 * 4.5e-5 * magnitude / std::sqrt(scenario.head_dim_k) +
+                             3 * scenario.head_dim_k * u * magnitude;
   for (std::size_t i = 0; i < result.lse.size(); ++i) {
     if (std::isinf(reference.lse[i])) {
       EXPECT_EQ(result.lse[i], reference.lse[i]);
     } else {
-      EXPECT_NEAR(result.lse[i], reference.lse[i], logit_error);
+      EXPECT_NEAR(result.lse[i], reference.lse[i],
+                  logit_error +
+                      u * (static_cast<double>(scenario.num_tokens) + std::abs(reference.lse[i])));
     }
   }
 }

@@ -54,7 +54,7 @@ Scratch carve_scratch(const Plan& plan, Carver* carver) {
   Scratch s;
   s.q_raw = carver->take<float>(rows * dk);
   s.q_rotated = carver->take<float>(rows * dk);
-  s.q_bytes = carver->take<std::int8_t>(rows * dk);
+  s.q_bytes = carver->take<std::int8_t>(2 * rows * dk);
   s.q_scales = carver->take<float>(rows * dk / kGroupMultiple);
   s.q_sums = carver->take<float>(rows * dk / kGroupMultiple);
   s.k_tile = carver->take<float>(kPageSize * dk);

@@ -44,7 +44,7 @@ struct Scratch {
   float* q_raw;      // [num_rows][head_dim_k] times the scale
   float* q_rotated;  // [num_rows][head_dim_k]
   // The rows of q_rotated in bytes, as kernels::QuantizeQueriesParams has them.
-  std::int8_t* q_bytes;  // [head_dim_k/4][num_rows][4]
+  std::int8_t* q_bytes;  // [head_dim_k/4][num_rows][8]
   float* q_scales;       // [num_rows][num_groups ≤ head_dim_k / 16]
   float* q_sums;         // [num_rows][num_groups]
   float* k_tile;         // [64][head_dim_k]

@@ -64,7 +64,7 @@ TEST(Bounds, OnPlanes) {
                 {p.data(), plane.data(), out.data(), count, length, length, head_dim, layout});
             if (layout.quant.bits == 16) continue;
             const auto groups = static_cast<std::size_t>(layout.num_groups());
-            const Guarded<std::int8_t> bytes(num_rows * dim);
+            const Guarded<std::int8_t> bytes(2 * num_rows * dim);
             const Guarded<float> scales(num_rows * groups), sums(num_rows * groups);
             set->quantize_queries(
                 {q.data(), count, head_dim, layout, bytes.data(), scales.data(), sums.data()});

@@ -41,7 +41,7 @@ struct Inputs {
     scales.assign(n, 0.0f);
     sums = sum = rescale = constants = scales;
     max.assign(n, -std::numeric_limits<float>::infinity());
-    bytes.assign(n * dim, 0);
+    bytes.assign(2 * n * dim, 0);
     table = normal_values(std::size_t{2} * kMaxHeadDim * kPageSize, random);
     if (!encode_tokens(set, rows, layout, 1.0f, plane.data())) std::abort();
     quantize();

@@ -31,14 +31,15 @@ struct Queries {
   std::vector<std::int8_t> bytes;
   std::vector<float> scales, sums;
 
-  // The byte of a row in the order of channel_of.
-  int byte(int row, int index) const {
-    return bytes[static_cast<std::size_t>(4 * (index / 4 * num_rows + row) + index % 4)];
+  // The code of a row in the order of channel_of.
+  int code(int row, int index) const {
+    const auto high = static_cast<std::size_t>(8 * (index / 4 * num_rows + row) + index % 4);
+    return 256 * bytes[high] + bytes[high + 4];
   }
 
   Queries(const KernelSet& set, const std::vector<float>& q, int rows, const PlaneLayout& layout)
       : num_rows(rows),
-        bytes(static_cast<std::size_t>(num_rows * layout.head_dim)),
+        bytes(static_cast<std::size_t>(2 * num_rows * layout.head_dim)),
         scales(static_cast<std::size_t>(num_rows * layout.num_groups())),
         sums(scales.size()) {
     set.quantize_queries(
@@ -84,13 +85,13 @@ TEST(QuantizeQueries, EveryValueWithinHalfAStep) {
           for (int i = first; i < first + layout.quant.group_size; ++i) {
             const int channel = first + channel_of(layout, i - first);
             const double x = q[static_cast<std::size_t>(r * head_dim + channel)];
-            const int code = scalar.byte(r, i);
-            // 127 and its product are rounded twice.
-            ASSERT_LE(std::abs(x - scale * code), scale * (0.5 + 127 * 4 * kEps));
+            const int code = scalar.code(r, i);
+            // The reciprocal, the product and the scale are rounded.
+            ASSERT_LE(std::abs(x - scale * code), scale * (0.5 + 32639 * 4 * kEps));
             largest = std::max(largest, std::abs(x));
             sum += code;
           }
-          ASSERT_NEAR(scale, largest / 127, largest / 127 * 2 * kEps);
+          ASSERT_NEAR(scale, largest / 32639, largest / 32639 * 2 * kEps);
           ASSERT_EQ(scalar.sums[metadata], sum);
         }
       }
@@ -112,14 +113,14 @@ TEST(QuantizeQueries, NothingIsHiddenByRounding) {
       std::vector<float> q(64, 1.0f);
       q[40] = bad;
       const Queries queries(*set, q, 1, layout);
-      EXPECT_EQ(queries.scales[0], 1.0f / 127) << set->name;
+      EXPECT_EQ(queries.scales[0], 1.0f / 32639) << set->name;
       EXPECT_TRUE(std::isnan(queries.scales[1])) << set->name;
     }
     const Queries tiny(*set, std::vector<float>(64, 1e-38f), 1, layout);
     EXPECT_EQ(tiny.scales[0], 0.0f) << set->name;
     EXPECT_EQ(tiny.sums[0], 0.0f) << set->name;
     const Queries huge(*set, std::vector<float>(64, -3e38f), 1, layout);
-    EXPECT_EQ(huge.sums[0], -32.0f * 127) << set->name;
+    EXPECT_EQ(huge.sums[0], -32.0f * 32639) << set->name;
   }
 }
 
@@ -153,7 +154,7 @@ TEST(QkInteger, SumsOfRoundedRowsAreExact) {
               const int first = group * layout.quant.group_size;
               double dot = 0;
               for (int i = first; i < first + layout.quant.group_size; ++i) {
-                dot += queries.byte(r, i) *
+                dot += double{1} * queries.code(r, i) *
                        row.codes[static_cast<std::size_t>(first + channel_of(layout, i - first))];
               }
               const double zero = row.zeros[g] * queries.sums[metadata];
@@ -161,9 +162,9 @@ TEST(QkInteger, SumsOfRoundedRowsAreExact) {
               sum += factor * (dot - zero);
               magnitude += factor * (std::abs(dot) + std::abs(zero));
             }
-            // Five roundings a group: zero·Σ, the difference, both products, the sum.
+            // Roundings of a group: Σ as a float, zero·Σ, the difference, both products, the sum.
             ASSERT_NEAR(of_scalar[static_cast<std::size_t>(r * stride + t)], sum,
-                        (4 + layout.num_groups()) * kEps * magnitude)
+                        (5 + layout.num_groups()) * kEps * magnitude)
                 << describe(layout) << " rows " << rows;
           }
           ASSERT_EQ(of_scalar[static_cast<std::size_t>(r * stride + tokens)], -9.0f);

@@ -126,15 +126,16 @@ struct PvCodesParams {
   const std::uint8_t* next_plane = nullptr;  // as in QkCodesParams
 };
 
-// The integer path. Query rows in bytes: group by group of channels, q ≈ scale·code with code in
-// [−127, 127] and scale = largest magnitude/127, codes in the order of quantize_queries.h. A group
-// that holds NaN or Inf gets scale NaN; magnitudes below 2^-100 count as zero.
+// The integer path. Query rows in 16 bits: group by group of channels, q ≈ scale·code with code in
+// [−32639, 32639] and scale = largest magnitude/32639, code = 256·high + low in two signed bytes,
+// in the order of quantize_queries.h. A group that holds NaN or Inf gets scale NaN; magnitudes
+// below 2^-100 count as zero.
 struct QuantizeQueriesParams {
   const float* q;  // [num_rows][head_dim] rotated, row stride q_stride
   std::int64_t num_rows;
   std::int64_t q_stride;
   PlaneLayout layout;  // of the keys, 2 to 4 bits
-  std::int8_t* bytes;  // [head_dim/4][num_rows][4]
+  std::int8_t* bytes;  // [head_dim/4][num_rows][high 4, low 4]
   float* scales;       // [num_rows][num_groups]
   float* sums;         // [num_rows][num_groups] Σ code
 };

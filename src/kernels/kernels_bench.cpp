@@ -162,7 +162,7 @@ void in_integers(benchmark::State& state, const KernelSet& set, int head_dim, in
   const Page page(set, layout_of(head_dim, bits));
   std::vector<float> q = values(num_rows, head_dim);
   for (float& x : q) x *= 0.1f;
-  std::vector<std::int8_t> bytes(q.size());
+  std::vector<std::int8_t> bytes(2 * q.size());
   std::vector<float> scales(static_cast<std::size_t>(num_rows)), sums = scales;
   set.quantize_queries(
       {q.data(), num_rows, head_dim, page.layout, bytes.data(), scales.data(), sums.data()});

@@ -1,9 +1,10 @@
-// Logits of query rows in bytes straight on the codes of a page. Included after one ISA header of
+// Logits of query rows of 16 bits straight on the codes of a page. Included after one ISA header of
 // simd/.
 //
 // The page's codes become bytes once, tokens in lanes and the four channels of a step in the bytes
-// of a lane; then every row takes one integer instruction (two without VNNI) for four channels of
-// kWidth tokens. Sums are exact; what follows is the same sequence of roundings in every set.
+// of a lane; then every row takes one integer instruction (two without VNNI) for each of its two
+// bytes, four channels and kWidth tokens. Sums are exact; what follows is the same sequence of
+// roundings in every set.
 #pragma once
 
 #include "kernels/codes.h"
@@ -82,12 +83,12 @@ constexpr int steps_between_widenings(int largest_code, int largest_byte) {
 }
 
 // dots[r][v] (+)= Σ over num_steps ≤ a widening's worth of steps. A function of its own, or GCC
-// keeps the totals in registers and spills the sums. q: [steps][stride][4 bytes].
+// keeps the totals in registers and spills the sums. q: [steps][stride][high 4, low 4].
 template <int num_rows, int num_vectors>
 [[gnu::noinline]] void dot_steps(const std::uint8_t* tile, const std::int8_t* q,
                                  std::int64_t q_step_bytes, int num_steps, bool add,
                                  simd::I (*dots)[num_vectors]) {
-  simd::ByteSums sums[num_rows][num_vectors] = {};
+  simd::ByteSums high_sums[num_rows][num_vectors] = {}, low_sums[num_rows][num_vectors] = {};
   for (int step = 0; step < num_steps; ++step) {
     simd::U codes[num_vectors];
 #pragma GCC unroll 4
@@ -96,12 +97,16 @@ template <int num_rows, int num_vectors>
     }
 #pragma GCC unroll 16
     for (int r = 0; r < num_rows; ++r) {
-      std::uint32_t four;
-      __builtin_memcpy(&four, q + 4 * r, sizeof four);
-      const simd::U bytes = simd::broadcast_bits(four);
+      const auto* const bytes = reinterpret_cast<const std::uint8_t*>(q + 8 * r);
+      const simd::U high = simd::broadcast_bits(simd::load_bytes<std::uint32_t>(bytes));
 #pragma GCC unroll 4
       for (int v = 0; v < num_vectors; ++v) {
-        simd::add_signed_products(sums[r][v], codes[v], bytes);
+        simd::add_signed_products(high_sums[r][v], codes[v], high);
+      }
+      const simd::U low = simd::broadcast_bits(simd::load_bytes<std::uint32_t>(bytes + 4));
+#pragma GCC unroll 4
+      for (int v = 0; v < num_vectors; ++v) {
+        simd::add_signed_products(low_sums[r][v], codes[v], low);
       }
     }
     tile += kStepBytes;
@@ -111,7 +116,7 @@ template <int num_rows, int num_vectors>
   for (int r = 0; r < num_rows; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < num_vectors; ++v) {
-      const simd::I dot = simd::widen(sums[r][v]);
+      const simd::I dot = (simd::widen(high_sums[r][v]) << 8) + simd::widen(low_sums[r][v]);
       dots[r][v] = add ? dots[r][v] + dot : dot;
     }
   }
@@ -123,7 +128,7 @@ inline void qk_integer_rows(const QkIntegerParams& params, int row, const std::u
   constexpr int kVectors = simd::byte_vectors(num_rows);
   const PlaneLayout& layout = params.layout;
   const int num_groups = layout.num_groups(), steps_a_group = layout.quant.group_size / 4;
-  const std::int64_t q_step_bytes = std::int64_t{4} * params.num_rows;
+  const std::int64_t q_step_bytes = std::int64_t{8} * params.num_rows;
   const std::uint8_t* scales = params.plane + layout.scales_offset();
   const std::uint8_t* zeros = params.plane + layout.zeros_offset();
   const bool is_affine = layout.quant.codebook == Codebook::kAffine;
@@ -138,7 +143,7 @@ inline void qk_integer_rows(const QkIntegerParams& params, int row, const std::u
         const int left = steps_a_group - step;
         dot_steps<num_rows, kVectors>(
             tile + (first_step + step) * kStepBytes + token / simd::kWidth * simd::kVectorBytes,
-            params.q + (first_step + step) * q_step_bytes + 4 * row, q_step_bytes,
+            params.q + (first_step + step) * q_step_bytes + 8 * row, q_step_bytes,
             left < chunk ? left : chunk, step > 0, dots);
       }
       for (int v = 0; v < kVectors; ++v) {
@@ -177,7 +182,7 @@ inline void qk_integer_of(const QkIntegerParams& params) {
                         num_blocks * ((params.layout.head_dim + 63) / 64) * (bits == 4 ? 2 : 1));
   unpack_keys<bits>(params.layout, params.plane, num_blocks, tile, prefetcher);
   for_each_row_block<simd::kByteRows>(params.num_rows, [&]<int num_rows>(int row) {
-    qk_integer_rows<num_rows>(params, row, tile, steps_between_widenings((1 << bits) - 1, 127));
+    qk_integer_rows<num_rows>(params, row, tile, steps_between_widenings((1 << bits) - 1, 128));
   });
 }
 

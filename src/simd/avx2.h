@@ -18,7 +18,7 @@ constexpr int code_units(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 
 // Integer operations: query rows, rows of weights, and vectors that share one load of the codes.
 constexpr int kByteRows = 6, kWeightRows = 6;
-constexpr int byte_vectors(int rows) { return rows <= 3 ? 4 : 2; }
+constexpr int byte_vectors(int rows) { return rows <= 3 ? 2 : 1; }
 constexpr int weight_vectors(int rows) { return rows <= 3 ? 2 : 1; }
 
 inline __m256i integers(U v) { return reinterpret_cast<__m256i>(v); }

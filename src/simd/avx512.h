@@ -17,8 +17,8 @@ constexpr int code_vectors(int rows) { return rows <= 4 ? 4 : 2; }  // of tokens
 constexpr int code_units(int rows) { return rows <= 2 ? 8 : rows <= 6 ? 4 : 2; }  // of 16 channels
 
 // Integer operations: query rows, rows of weights, and vectors that share one load of the codes.
-constexpr int kByteRows = 12, kWeightRows = 6;
-constexpr int byte_vectors(int rows) { return rows <= 6 ? 4 : 2; }
+constexpr int kByteRows = 6, kWeightRows = 6;
+constexpr int byte_vectors(int rows) { return rows <= 3 ? 4 : 2; }
 constexpr int weight_vectors(int rows) { return rows <= 3 ? 4 : 2; }
 
 inline __m512i integers(U v) { return reinterpret_cast<__m512i>(v); }
@@ -134,15 +134,17 @@ inline void interleave_bytes(const std::uint8_t* base, std::int64_t stride,
   for (int i = 0; i < 4; ++i) {
     rows[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(base + i * stride));
   }
-  auto* const out = reinterpret_cast<__m128i*>(interleaved);
   const __m128i low01 = _mm_unpacklo_epi8(rows[0], rows[1]);
   const __m128i low23 = _mm_unpacklo_epi8(rows[2], rows[3]);
   const __m128i high01 = _mm_unpackhi_epi8(rows[0], rows[1]);
   const __m128i high23 = _mm_unpackhi_epi8(rows[2], rows[3]);
-  _mm_storeu_si128(out, _mm_unpacklo_epi16(low01, low23));
-  _mm_storeu_si128(out + 1, _mm_unpackhi_epi16(low01, low23));
-  _mm_storeu_si128(out + 2, _mm_unpacklo_epi16(high01, high23));
-  _mm_storeu_si128(out + 3, _mm_unpackhi_epi16(high01, high23));
+  // 32 bytes a store, as many as repeat_words<2> loads: a load cannot be served from two stores.
+  const auto store = [](std::uint32_t* to, __m128i first, __m128i second) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                        _mm256_inserti128_si256(_mm256_castsi128_si256(first), second, 1));
+  };
+  store(interleaved, _mm_unpacklo_epi16(low01, low23), _mm_unpackhi_epi16(low01, low23));
+  store(interleaved + 8, _mm_unpacklo_epi16(high01, high23), _mm_unpackhi_epi16(high01, high23));
 }
 
 // Lane i: words[i / n]; n is a power of two up to 8.

@@ -20,10 +20,10 @@ constexpr int code_units(int rows) { return rows <= 2 ? 2 : 1; }    // of 16 cha
 // Integer operations: query rows, rows of weights, and vectors that share one load of the codes.
 constexpr int kByteRows = 6, kWeightRows = 6;
 #if defined(__ARM_FEATURE_DOTPROD)
-constexpr int byte_vectors(int) { return 4; }
+constexpr int byte_vectors(int) { return 2; }
 constexpr int weight_vectors(int rows) { return rows <= 3 ? 4 : 2; }
 #else
-constexpr int byte_vectors(int rows) { return rows <= 3 ? 4 : 2; }
+constexpr int byte_vectors(int rows) { return rows <= 3 ? 2 : 1; }
 constexpr int weight_vectors(int rows) { return rows <= 3 ? 2 : 1; }
 #endif
 

@@ -17,7 +17,7 @@ constexpr int code_units(int) { return 1; }                         // of 16 cha
 
 // Integer operations: query rows, rows of weights, and vectors that share one load of the codes.
 constexpr int kByteRows = 3, kWeightRows = 3;
-constexpr int byte_vectors(int) { return 2; }
+constexpr int byte_vectors(int) { return 1; }
 constexpr int weight_vectors(int) { return 1; }
 
 inline F min(F a, F b) { return a < b ? a : b; }
