@@ -66,7 +66,8 @@ void check_qk(Source& source) {
           largest = x > largest || std::isnan(x) ? x : largest;
         }
         if (!std::isfinite(largest)) bound.sum = std::nan("");
-        const double step = largest < kSmallestScaled ? 2 * kSmallestScaled : largest / kLargestQuery;
+        const double step =
+            largest < kSmallestScaled ? 2 * kSmallestScaled : largest / kLargestQuery;
         for (int c = first; c < first + group_size; ++c) {
           const auto channel = static_cast<std::size_t>(c);
           const double scale = key.scales[channel], zero = key.zeros[channel];
