@@ -102,9 +102,9 @@ class Slots(ServerTest):
             self.refused(self.changed(flip), "'bad'", "damaged", "checksum")
 
         def newer(data):
-            struct.pack_into("<I", data, len(data) - 8, 2)
+            struct.pack_into("<I", data, len(data) - 8, 3)
 
-        self.refused(self.changed(newer), "format version 2", "1")
+        self.refused(self.changed(newer), "format version 3", "2")
         self.refused(self.changed(lambda data: data + b"more"), "'bad'")
         self.refused("none", "'none' does not exist", status=404)
         self.refused("../good", "../good")

@@ -14,7 +14,7 @@
 
 namespace oscar::tool {
 
-inline constexpr std::uint32_t kSlotFileVersion = 1;
+inline constexpr std::uint32_t kSlotFileVersion = 2;  // grows with that of state rows too
 
 // Flat object of texts and numbers: what a slot file must agree with.
 using SlotIdentity = nlohmann::ordered_json;
