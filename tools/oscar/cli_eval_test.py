@@ -8,6 +8,7 @@ import time
 
 import cli_case
 from cli_case import CliTest, main
+from tiny_gguf import TinyModel
 
 
 class Evaluation(CliTest):
@@ -44,7 +45,12 @@ class Evaluation(CliTest):
         self.assertEqual(
             list(rows), ["f16", "f16:fa-off", "q8_0", "naive:k16v16", "quarot:recent=0,sink=0"]
         )
+        self.assertIn("eval kl -m", document["command"])
         for row in rows.values():
+            low, high = row["kl_ci95"]
+            self.assertTrue(low <= row["kl"]["mean"] <= high, row)
+            ranges = [(part["from"], part["to"]) for part in row["kl_by_position"]]
+            self.assertEqual(ranges, [(0, 64), (64, 128), (128, 256)])
             self.assertLessEqual(
                 {"kv", "method", "bits", "kv_bytes", "ctx", "tokens", "ppl", "kl", "top1"}, set(row)
             )
@@ -116,23 +122,76 @@ class Evaluation(CliTest):
         with open("/dev/full", "w") as full:
             self.refused(*self.ask(model), stdout=full, names=["standard output"])
 
-    def test_an_interrupt_ends_an_evaluation(self):
-        model, path = self.tiny(), self.folder / "r.json"
-        text = self.write("text.txt", self.words(2000000))
-        command = ["eval", "kl", "-m", model, "-f", text, "--ctx", "2048", "--windows", "1000"]
+    def interrupt(self, command, sign=None):
+        """Interrupts it after 1.5 s, or when the file `sign` is there."""
         process = subprocess.Popen(
-            [cli_case.program, *command, "-t", "2", "--json", str(path)],
+            [cli_case.program, *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=self.environment,
         )
-        time.sleep(1.5)
+        if sign is None:
+            time.sleep(1.5)
+        else:
+            while not sign.exists() and process.poll() is None:
+                time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)
         self.assertEqual(process.returncode, 130, err)
-        self.assertEqual(err.decode().splitlines(), ["error: interrupted; no file was written"])
         self.assertEqual(out, b"")
+        return err.decode().splitlines()
+
+    def test_an_interrupt_ends_an_evaluation(self):
+        model = self.tiny()
+        text = self.write("text.txt", self.words(2000000))
+        command = ["eval", "kl", "-m", model, "-f", text, "--ctx", "2048", "--windows", "1000"]
+        err = self.interrupt([*command, "-t", "2"])
+        self.assertEqual(err, ["error: interrupted; no file was written"])
+
+    def test_an_interrupted_evaluation_goes_on(self):
+        model, path = self.tiny(), self.folder / "r.json"
+        state = self.folder / "r.json.state"
+        text = self.write("text.txt", self.words(200000))
+        command = ["eval", "kl", "-m", model, "-f", text, "--ctx", "64", "-t", "1"]
+        command += ["--kv", "quarot", "--windows", "600", "--json"]
+        err = self.interrupt([*command, str(path)], sign=state)
+        self.assertEqual(len(err), 1, err)
         self.assertFalse(path.exists())
+        self.assertIn(f"of 600 windows are kept in {state}", err[0])
+        other = self.write("other.gguf", TinyModel(seed=2).bytes())
+        changed = [other if word == model else word for word in command]
+        self.refused(*changed, str(path), names=[str(state), "another model"])
+        self.refused(*command, str(path), "--kv", "naive", names=[str(state), "another --kv"])
+
+        # What a run without an interruption gives, and nothing is left behind.
+        result = self.good(*command, str(path))
+        self.assertIn("goes on with an interrupted run", result.err)
+        self.assertFalse(state.exists())
+        whole = self.folder / "whole.json"
+        self.assertEqual(self.good(*command, str(whole)).err, "")
+        documents = [json.loads(file.read_text()) for file in (path, whole)]
+        for row in (row for document in documents for row in document["results"]):
+            del row["decode_seconds"]
+        self.assertEqual(documents[0]["results"], documents[1]["results"])
+
+    def test_divergence_says_where(self):
+        text = self.write("text.txt", self.words(400))
+        broken = self.tiny(broken_weight="blk.1.ffn_down.weight")
+        command = ["-f", text, "--ctx", "128", "-t", "1"]
+        self.refused(
+            *("eval", "kl", "-m", broken, *command),
+            names=["--kv f16", "NaN or Inf", "layer 1, token 0"],
+        )
+        broken = self.tiny(broken_weight="output.weight")
+        self.refused(
+            *("eval", "ppl", "-m", broken, *command, "--kv", "quarot"),
+            names=["--kv quarot", "the outputs of all layers are finite"],
+        )
+        broken = self.tiny(broken_weight="blk.1.attn_k.weight")
+        self.refused(
+            *("eval", "ppl", "-m", broken, *command, "--kv", "quarot"),
+            names=["--kv quarot", "layer 1", "keys"],
+        )
 
     def test_compare_prints_one_table(self):
         model, path = self.tiny(), self.folder / "r.json"

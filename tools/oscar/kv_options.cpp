@@ -16,18 +16,6 @@ std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-std::filesystem::path cache_folder() {
-  const std::string own = environment("OSCAR_CACHE_DIR");
-  if (!own.empty()) return own;
-  const std::string shared = environment("XDG_CACHE_HOME");
-  if (!shared.empty()) return std::filesystem::path(shared) / "oscar-kv";
-  const std::string home = environment("HOME");
-  if (!home.empty()) return std::filesystem::path(home) / ".cache" / "oscar-kv";
-  throw Error(ErrorCode::kNotFound,
-              "no folder to keep an artefact in; set OSCAR_CACHE_DIR, or calibrate with "
-              "`oscar calibrate` and give the file to --kv");
-}
-
 bool is_usable(const std::string& path, const eval::Workbench& workbench) {
   if (!std::filesystem::exists(path)) return false;
   try {
@@ -41,18 +29,13 @@ bool is_usable(const std::string& path, const eval::Workbench& workbench) {
 
 // The path of the method's artefact for this model, made if it is not there.
 std::string kept_artefact(Method method, eval::Workbench* workbench) {
-  const std::filesystem::path folder = cache_folder() / "artefacts";
-  const std::string path = (folder / (workbench->file().fingerprint.weights_hash + "-" +
-                                      method_name(method) + ".safetensors"))
-                               .string();
+  const std::string path =
+      (std::filesystem::path(artefact_folder()) /
+       (workbench->file().fingerprint.weights_hash + "-" + method_name(method) + ".safetensors"))
+          .string();
   if (is_usable(path, *workbench)) {
     note(std::string(method_name(method)) + " uses " + path);
     return path;
-  }
-  std::error_code failure;
-  std::filesystem::create_directories(folder, failure);
-  if (failure) {
-    throw Error(ErrorCode::kIo, folder.string() + ": cannot create: " + failure.message());
   }
   const eval::TextFile sample(sample_text_path());
   Progress progress("calibrating on the built-in sample");
@@ -70,6 +53,28 @@ std::string kept_artefact(Method method, eval::Workbench* workbench) {
 }
 
 }  // namespace
+
+std::string cache_folder() {
+  const std::string own = environment("OSCAR_CACHE_DIR");
+  if (!own.empty()) return own;
+  const std::string shared = environment("XDG_CACHE_HOME");
+  if (!shared.empty()) return shared + "/oscar-kv";
+  const std::string home = environment("HOME");
+  if (!home.empty()) return home + "/.cache/oscar-kv";
+  throw Error(ErrorCode::kNotFound,
+              "no folder to keep an artefact in; set OSCAR_CACHE_DIR, or calibrate with "
+              "`oscar calibrate` and give the file to --kv");
+}
+
+std::string artefact_folder() {
+  const std::filesystem::path folder = std::filesystem::path(cache_folder()) / "artefacts";
+  std::error_code failure;
+  std::filesystem::create_directories(folder, failure);
+  if (failure) {
+    throw Error(ErrorCode::kIo, folder.string() + ": cannot create: " + failure.message());
+  }
+  return folder.string();
+}
 
 void add_kv_option(CLI::App* app, std::vector<std::string>* specs) {
   app->add_option(

@@ -16,4 +16,9 @@ void add_kv_option(CLI::App* app, std::vector<std::string>* specs);
 std::vector<eval::KvChoice> choose_kvs(const std::vector<std::string>& specs,
                                        eval::Workbench* workbench);
 
+// ${OSCAR_CACHE_DIR:-${XDG_CACHE_HOME:-~/.cache}/oscar-kv}
+std::string cache_folder();
+// Its folder of artefacts, made where it is missing.
+std::string artefact_folder();
+
 }  // namespace oscar::tool

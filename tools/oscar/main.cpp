@@ -94,7 +94,9 @@ int main(int argc, char** argv) {
     status = run(&program, argc, argv);
   } catch (const oscar::Error& error) {
     status = error.code() == oscar::ErrorCode::kInterrupted
-                 ? fail(kInterruptedExit, "interrupted; no file was written")
+                 ? fail(kInterruptedExit, std::string(error.what()) == "interrupted"
+                                              ? "interrupted; no file was written"
+                                              : error.what())
                  : fail(kErrorExit, error.what());
   } catch (const std::exception& error) {
     status = fail(kErrorExit, error.what());

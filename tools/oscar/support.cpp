@@ -196,13 +196,15 @@ void Progress::clear() {
   shown_ = false;
 }
 
-std::string sample_text_path() {
+std::string data_path(const std::string& name) {
   const std::string here = eval::executable_folder();
-  for (const char* path : {"../share/oscar-kv/calibration.txt", "../data/calibration.txt"}) {
-    if (std::filesystem::exists(here + path)) return here + path;
+  for (const char* folder : {"../share/oscar-kv/", "../data/"}) {
+    if (std::filesystem::exists(here + folder + name)) return here + folder + name;
   }
   throw Error(ErrorCode::kNotFound, "the built-in sample lies not in " + here +
-                                        "../share/oscar-kv/calibration.txt; give a text with -f");
+                                        "../share/oscar-kv/" + name + "; give a text with -f");
 }
+
+std::string sample_text_path() { return data_path("calibration.txt"); }
 
 }  // namespace oscar::tool

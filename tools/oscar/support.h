@@ -75,5 +75,7 @@ class Progress {
 
 // Beside the installed program or in its build folder.
 std::string sample_text_path();
+// A file of data/ by its name, found likewise.
+std::string data_path(const std::string& name);
 
 }  // namespace oscar::tool
