@@ -1,6 +1,7 @@
-"""Result files of one folder as one HTML page and a PDF.
+"""oscar report: result files of one folder as one HTML page and a PDF.
 
-Called by scripts/report with the folder and the path of the page; the PDF lies beside it.
+Called by `oscar report` and scripts/report with the folder and the path of the page; the PDF lies
+beside it.
 """
 
 import argparse
@@ -24,7 +25,8 @@ def need(module):
         wanted = " ".join(PACKAGES.values())
         raise load.ReportError(
             f"the report needs {module} in {sys.executable} ({reason}): run scripts/setup "
-            f"--report, or install {wanted} and Debian's libpango-1.0-0 libpangoft2-1.0-0"
+            f"--report, or install {wanted} and Debian's libpango-1.0-0 libpangoft2-1.0-0, and set "
+            "OSCAR_PYTHON"
         ) from error
 
 
@@ -42,7 +44,7 @@ def write(path, data):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="scripts/report")
+    parser = argparse.ArgumentParser(prog="oscar report")
     parser.add_argument("folder")
     parser.add_argument("page", type=pathlib.Path)
     parser.add_argument("--no-pdf", action="store_true")

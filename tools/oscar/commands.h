@@ -17,5 +17,6 @@ void add_doctor(CLI::App* program);
 void add_serve(CLI::App* program);
 void add_bench(CLI::App* program);
 void add_bench_cuda(CLI::App* bench);  // a command of bench
+void add_report(CLI::App* program);
 
 }  // namespace oscar::tool

@@ -89,6 +89,7 @@ int main(int argc, char** argv) {
   oscar::tool::add_doctor(&program);
   oscar::tool::add_serve(&program);
   oscar::tool::add_bench(&program);
+  oscar::tool::add_report(&program);
   int status = kErrorExit;
   try {
     status = run(&program, argc, argv);
