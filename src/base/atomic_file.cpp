@@ -84,6 +84,7 @@ std::string through_links(const std::string& path) {
     if (error) fail(path, error.message());
     target = next.is_absolute() ? next : target.parent_path() / next;
   }
+  if (fs::is_symlink(target, error)) fail(path, "its links lead nowhere; give a file");
   return target.string();
 }
 

@@ -64,6 +64,15 @@ TEST(AtomicFile, FollowsALinkWhoseTargetIsMissing) {
   EXPECT_EQ(read_text(folder.file("target")), "new");
 }
 
+TEST(AtomicFile, RefusesLinksInACircle) {
+  const TestFolder folder;
+  fs::create_symlink("b", folder.file("a"));
+  fs::create_symlink("a", folder.file("b"));
+  expect_error(ErrorCode::kIo, {folder.file("a"), "lead nowhere"},
+               [&] { AtomicFile(folder.file("a")); });
+  EXPECT_EQ(folder.num_entries(), 2);
+}
+
 TEST(AtomicFile, TemporaryFilesCanBeRemovedBeforeTheProcessEnds) {
   const TestFolder folder;
   AtomicFile one(folder.file("a")), two(folder.file("b"));
