@@ -131,6 +131,17 @@ class Page(Folder):
         self.assertTrue(result.stderr.startswith("error: "), result.stderr)
         self.assertFalse(page.exists())
 
+    def test_other_files_are_not_replaced(self):
+        samples.write_all(self.folder)
+        for name, more in (("report.html", ["--no-pdf"]), ("report.pdf", [])):
+            other = self.folder / name
+            other.write_text("mine")
+            _, result = self.report(*more)
+            self.assertEqual(result.returncode, 1)
+            self.assertIn(f"will not replace {other}", result.stderr)
+            self.assertEqual(other.read_text(), "mine")
+            other.unlink()
+
     def test_every_number_is_on_the_page(self):
         samples.write_all(self.folder)
         page, result = self.report("--no-pdf")

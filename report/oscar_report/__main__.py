@@ -30,6 +30,16 @@ def need(module):
         ) from error
 
 
+def check_replaceable(path):
+    """What is there already must be empty or an earlier report, which names its generator."""
+    data = path.read_bytes() if path.is_file() else b""
+    if data and load.GENERATOR.encode() not in data:
+        raise load.ReportError(
+            f"will not replace {path}: it is no report of this program; remove it or give another "
+            "name"
+        )
+
+
 def write(path, data):
     """Whole or not at all."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".report-")
@@ -50,6 +60,9 @@ def main():
     parser.add_argument("--no-pdf", action="store_true")
     arguments = parser.parse_args()
     try:
+        check_replaceable(arguments.page)
+        if not arguments.no_pdf:
+            check_replaceable(arguments.page.with_suffix(".pdf"))
         sources, unknown = load.load(arguments.folder)
         need("matplotlib")
         weasyprint = None if arguments.no_pdf else need("weasyprint")
@@ -59,7 +72,7 @@ def main():
         write(arguments.page, page.encode())
         if pdf:
             written.append(arguments.page.with_suffix(".pdf"))
-            write(written[1], pdf)
+            write(written[1], pdf + f"% {load.GENERATOR}\n".encode())
     except load.ReportError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -5,6 +5,8 @@ import json
 import pathlib
 import string
 
+GENERATOR = "oscar report"  # in the head of a page, and a comment at the end of a PDF
+
 
 class ReportError(Exception):
     """One line for the user: the thing, what it holds, what would be right."""

@@ -374,6 +374,7 @@ def render(sources, unknown):
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta name="generator" content="{load.GENERATOR}">'
         f"<title>KV caches of {text(model)}</title><style>{STYLE}</style></head><body>"
         f"<h1>KV caches of {text(model)}</h1><p class='note'>{text(', '.join(about))}</p>"
         + "\n".join(section for section in sections if section)

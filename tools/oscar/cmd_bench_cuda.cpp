@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "commands.h"
+#include "output_file.h"
 
 namespace oscar::tool {
 namespace {
@@ -53,7 +54,8 @@ void add_bench_cuda(CLI::App* bench) {
       "scripts/gpu_check adds FlashInfer and FlashAttention 3 in the same run");
   app->add_flag("--encode", command->encode, "encoding of keys and values instead");
   app->add_flag("--quick", command->quick, "the shapes of the README's table only");
-  app->add_option("--json", command->json, "file for the results");
+  app->add_option("--json", command->json, "file for the results")
+      ->check(output_check(OutputKind::kJson));
   app->callback([command] { run_bench_cuda(*command); });
 }
 
