@@ -55,7 +55,16 @@ void end_ubatches(ggml_cgraph* graph) {
   }
 }
 
+// set_n_threads() has said why.
+bool holds_cache_elsewhere(ggml_cgraph* graph) {
+  for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+    if (uses_cache_elsewhere(ggml_graph_node(graph, i))) return true;
+  }
+  return false;
+}
+
 ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph* graph) {
+  if (holds_cache_elsewhere(graph)) return GGML_STATUS_FAILED;
   try {
     OpContext& context = self(backend).ops;
     context.collector = current_collector();
@@ -90,9 +99,9 @@ void set_n_threads(ggml_backend_t backend, int num_threads) {
   context.checked_for_cache = true;
   if (LiveCaches::instance().all().empty()) {
     log_refusal(
-        "no layer has its KV cache on OSCAR0 (-nkvo, -ngl 0, or a model without one): llama.cpp's "
-        "own "
-        "cache is used; leave these options out, or start without GGML_BACKEND_PATH");
+        "no layer has its KV cache on OSCAR0 (-nkvo, -ngl 0, or a model without one): the plugin "
+        "has nothing to compute, and a cache elsewhere is not used; leave these options out, or "
+        "start without GGML_BACKEND_PATH");
   }
 }
 
@@ -148,7 +157,7 @@ bool supports_op(ggml_backend_dev_t, const ggml_tensor* op) {
     case GGML_OP_RESHAPE:
     case GGML_OP_PERMUTE:
     case GGML_OP_TRANSPOSE: return true;
-    default: return touches_cache(op);
+    default: return touches_cache(op) || uses_cache_elsewhere(op);
   }
 }
 

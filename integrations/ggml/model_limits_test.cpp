@@ -96,12 +96,36 @@ TEST_F(ModelLimits, OptionsThatAreNotServedAreRefused) {
     EXPECT_FALSE(session.ok()) << c.what;
     EXPECT_NE(host().last_error().find(c.reason), std::string::npos) << c.what;
   }
-  host().last_error();
-  Session host_cache(host().with_plugin(), [](llama_context_params* p) { p->offload_kqv = false; });
-  ASSERT_TRUE(host_cache.ok());
-  EXPECT_FALSE(host_cache.decode(host().text(4), 0).empty());
-  EXPECT_NE(host().last_error().find("no layer has its KV cache on OSCAR0 (-nkvo"),
-            std::string::npos);
+}
+
+// -nkvo, -ngl 0: whatever attention is used, nothing is computed with a cache that is not ours.
+TEST_F(ModelLimits, ACacheInHostMemoryIsRefused) {
+  host().configure("quarot");
+  ggml_backend_dev_t devices[] = {ggml_backend_dev_by_name(kDeviceName), nullptr};
+  llama_model_params on_cpu = llama_model_default_params();
+  on_cpu.devices = devices;
+  on_cpu.n_gpu_layers = 0;
+  llama_model* model = llama_model_load_from_file(test_model_path().c_str(), on_cpu);
+  ASSERT_NE(model, nullptr);
+  for (const auto flash : {LLAMA_FLASH_ATTN_TYPE_ENABLED, LLAMA_FLASH_ATTN_TYPE_AUTO,
+                           LLAMA_FLASH_ATTN_TYPE_DISABLED}) {
+    for (llama_model* which : {host().with_plugin(), model}) {
+      host().last_error();
+      Session session(which, [flash, which, model](llama_context_params* p) {
+        p->offload_kqv = which == model;
+        p->flash_attn_type = flash;
+      });
+      if (session.ok()) {
+        EXPECT_TRUE(session.decode(host().text(4), 0).empty());
+      }
+      EXPECT_NE(host().last_error().find("no layer has its KV cache on OSCAR0 (-nkvo"),
+                std::string::npos);
+    }
+  }
+  llama_model_free(model);
+  Session after(host().with_plugin());
+  ASSERT_TRUE(after.ok()) << host().last_error();
+  EXPECT_FALSE(after.decode(host().text(4), 0).empty());
 }
 
 TEST_F(ModelLimits, PartOfTheLayersIsRefused) {

@@ -98,7 +98,21 @@ void observe_attention(const ggml_tensor* node) {
   ++layer->num_readers;
 }
 
+// A cache tensor in memory of another device. llama.cpp's dry runs give it none.
+bool lies_elsewhere(const ggml_tensor* tensor) {
+  const ggml_tensor* root = root_of(tensor);
+  return root->buffer != nullptr && root->buffer->buft != buffer_type() &&
+         parse_cache_name(root->name) &&
+         ggml_backend_buffer_get_size(root->buffer) >= ggml_nbytes(root);
+}
+
 }  // namespace
+
+bool uses_cache_elsewhere(const ggml_tensor* op) {
+  const bool elsewhere = (op->op == GGML_OP_SET_ROWS && lies_elsewhere(op)) ||
+                         (op->op == GGML_OP_FLASH_ATTN_EXT && lies_elsewhere(op->src[1]));
+  return elsewhere && !current_config()->allow_partial && LiveCaches::instance().all().empty();
+}
 
 bool touches_cache(const ggml_tensor* op) {
   if (cache_root(op) != nullptr) return true;

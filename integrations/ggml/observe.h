@@ -20,4 +20,9 @@ bool touches_cache(const ggml_tensor* op);
 // one line.
 std::string missing_layers();
 
+// The operation writes or attends a KV cache that lies elsewhere (-nkvo, -ngl 0), and no other lies
+// here, although the context was given this device. Nothing asks us then; so that it is not passed
+// over, we claim such operations and refuse them when they run: the first token fails.
+bool uses_cache_elsewhere(const ggml_tensor* op);
+
 }  // namespace oscar::ggml_plugin
