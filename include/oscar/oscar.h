@@ -226,6 +226,27 @@ OSCAR_API oscar_status oscar_codec_value_plane(const oscar_codec* codec, oscar_p
  */
 OSCAR_API size_t oscar_codec_page_bytes(const oscar_codec* codec);
 
+/* How one side is coded, for encoders and attention on other devices (oscar/oscar_cuda.h). Pointers
+ * are valid until oscar_codec_free. */
+typedef struct oscar_codec_side {
+  int32_t bits, group_size; /* 16 bits: rows as they are; what follows is then empty */
+  int32_t has_zero_points;
+  int32_t scale_fit; /* 0: plain, 1: unbiased, 2: least squares */
+  /* [num_kv_heads][head_dim][head_dim], NULL: identity. rotated row = (row − mean) · transform. */
+  const float* transform;
+  /* The same shape. Keys: rotated query = query · this. Values: output = rotated output · this. */
+  const float* attend_transform;
+  const float* mean;       /* [num_kv_heads][head_dim], NULL: none */
+  const float* clip_ratio; /* [num_kv_heads] in (0, 1] */
+  /* RoPE that turns the keys' mean to a token's position; 0 pairs: the mean is as it is. */
+  int32_t num_pairs, pairing; /* pairing: oscar_rope_pairing */
+  const float* inv_freq;      /* [num_pairs] */
+  float magnitude;
+} oscar_codec_side;
+
+OSCAR_API oscar_status oscar_codec_key_side(const oscar_codec* codec, oscar_codec_side* out);
+OSCAR_API oscar_status oscar_codec_value_side(const oscar_codec* codec, oscar_codec_side* out);
+
 /* Token i goes to slots[i] = 64 · page + offset; −1 is skipped.
  * keys: [num_tokens][num_kv_heads][head_dim_k], positions: [num_tokens], 0 .. max_position,
  * values: [num_tokens][num_kv_heads][head_dim_v], slots: [num_tokens].

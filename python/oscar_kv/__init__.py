@@ -9,7 +9,7 @@ from oscar_kv._library import kernels, library_path, version
 from oscar_kv.artefact import Artefact, ModelShape, Rope
 from oscar_kv.cache import Cache
 from oscar_kv.calibration import Collector, HeadStatistics
-from oscar_kv.codec import PAGE_TOKENS, Codec, Method, Plane
+from oscar_kv.codec import PAGE_TOKENS, Codec, Method, Plane, Side
 from oscar_kv.errors import (
     CorruptError,
     InternalError,
@@ -45,6 +45,7 @@ __all__ = [
     "OutOfPagesError",
     "Plane",
     "Rope",
+    "Side",
     "UnsupportedError",
     "kernels",
     "library_path",

@@ -73,6 +73,23 @@ class PlaneStruct(Structure):
     ]
 
 
+class CodecSideStruct(Structure):
+    _fields_: ClassVar = [
+        ("bits", c_int32),
+        ("group_size", c_int32),
+        ("has_zero_points", c_int32),
+        ("scale_fit", c_int32),
+        ("transform", FLOATS),
+        ("attend_transform", FLOATS),
+        ("mean", FLOATS),
+        ("clip_ratio", FLOATS),
+        ("num_pairs", c_int32),
+        ("pairing", c_int32),
+        ("inv_freq", FLOATS),
+        ("magnitude", c_float),
+    ]
+
+
 class CacheOptionsStruct(Structure):
     _fields_: ClassVar = [
         ("struct_bytes", c_size_t),
@@ -206,6 +223,8 @@ _STATUS_FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "oscar_token_bytes": (_HANDLE, c_int32, c_int32, c_int64, UINT8S, c_size_t),
     "oscar_codec_key_plane": (_HANDLE, POINTER(PlaneStruct)),
     "oscar_codec_value_plane": (_HANDLE, POINTER(PlaneStruct)),
+    "oscar_codec_key_side": (_HANDLE, POINTER(CodecSideStruct)),
+    "oscar_codec_value_side": (_HANDLE, POINTER(CodecSideStruct)),
     "oscar_encode_pages": (
         *(_HANDLE, FLOATS, FLOATS, INT32S, INT64S, c_int64),
         *(c_int32, UINT8S, c_int64),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from oscar_kv import _library as library
-from oscar_kv.artefact import ModelShape
+from oscar_kv.artefact import PAIRINGS, ModelShape, Rope
 
 PAGE_TOKENS = 64
 
@@ -26,6 +26,27 @@ class Plane:
     scales_offset: int
     zeros_offset: int
     plane_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """How one side is coded, for encoders on other devices; arrays are float32 copies.
+
+    transform, attend_transform: [num_kv_heads, head_dim, head_dim], None: identity; rotated row =
+    (row − mean) · transform; keys: rotated query = query · attend_transform, values: output =
+    rotated output · attend_transform. mean: [num_kv_heads, head_dim], of keys before `rope`, None:
+    none. clip_ratio: [num_kv_heads]. scale_fit: 0 plain, 1 unbiased, 2 least squares.
+    """
+
+    bits: int
+    group_size: int
+    has_zero_points: bool
+    scale_fit: int
+    transform: np.ndarray | None
+    attend_transform: np.ndarray | None
+    mean: np.ndarray | None
+    clip_ratio: np.ndarray | None
+    rope: Rope | None
 
 
 class Method:
@@ -74,6 +95,35 @@ class Codec:
         library.call(function, self._handle, ctypes.byref(struct))
         values = {f.name: getattr(struct, f.name) for f in dataclasses.fields(Plane)}
         return Plane(**(values | {"has_zero_points": bool(struct.has_zero_points)}))
+
+    def key_side(self) -> Side:
+        return self._side("oscar_codec_key_side", self.model.head_dim_k)
+
+    def value_side(self) -> Side:
+        return self._side("oscar_codec_value_side", self.model.head_dim_v)
+
+    def _side(self, function: str, head_dim: int) -> Side:
+        struct, heads = library.CodecSideStruct(), self.model.num_kv_heads
+        library.call(function, self._handle, ctypes.byref(struct))
+
+        def array(data: Any, *shape: int) -> np.ndarray | None:
+            return np.ctypeslib.as_array(data, shape).copy() if data else None
+
+        rope = None
+        if struct.num_pairs:
+            inv_freq = array(struct.inv_freq, struct.num_pairs)
+            rope = Rope(inv_freq, PAIRINGS[struct.pairing], struct.magnitude)
+        return Side(
+            struct.bits,
+            struct.group_size,
+            bool(struct.has_zero_points),
+            struct.scale_fit,
+            array(struct.transform, heads, head_dim, head_dim),
+            array(struct.attend_transform, heads, head_dim, head_dim),
+            array(struct.mean, heads, head_dim),
+            array(struct.clip_ratio, heads),
+            rope,
+        )
 
     def _keys(self, keys: Any) -> np.ndarray:
         shape = (None, self.model.num_kv_heads, self.model.head_dim_k)

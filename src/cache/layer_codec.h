@@ -66,6 +66,16 @@ class LayerCodec {
   const float* output_transform(int kv_head) const;  // [head_dim_v][head_dim_v]: o = õ · this
   const float* key_mean(int kv_head) const;          // [head_dim_k] before RoPE, or null: none
   const float* value_mean(int kv_head) const;        // [head_dim_v] raw basis, or null: none
+  // The encoder's side, of all heads: [num_kv_heads][head_dim][head_dim], null: identity; and
+  // [num_kv_heads] in (0, 1].
+  const float* key_transform() const {
+    return k_transform_.empty() ? nullptr : k_transform_.data();
+  }
+  const float* value_transform() const {
+    return v_transform_.empty() ? nullptr : v_transform_.data();
+  }
+  const float* key_clip() const { return k_clip_.data(); }
+  const float* value_clip() const { return v_clip_.data(); }
   const RopeTable* rope() const { return rope_.get(); }              // null: the key mean is static
   const RopeBasis* rope_basis() const { return rope_basis_.get(); }  // null: no mean before RoPE
   const kernels::KernelSet& kernels() const { return *kernels_; }

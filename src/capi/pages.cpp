@@ -37,6 +37,43 @@ oscar_plane plane_of(const PlaneLayout& layout) {
           layout.plane_bytes()};
 }
 
+oscar_codec_side side_of(const QuantSpec& quant) {
+  oscar_codec_side side = {};
+  side.bits = quant.bits;
+  if (quant.bits == 16) return side;
+  side.group_size = quant.group_size;
+  side.has_zero_points = quant.codebook == Codebook::kAffine;
+  side.scale_fit = static_cast<std::int32_t>(quant.scale_fit);
+  return side;
+}
+
+oscar_codec_side key_side(const cache::LayerCodec& codec) {
+  oscar_codec_side side = side_of(codec.k_layout().quant);
+  if (codec.keys_are_exact()) return side;
+  side.transform = codec.key_transform();
+  side.attend_transform = codec.query_transform(0);
+  side.mean = codec.key_mean(0);
+  side.clip_ratio = codec.key_clip();
+  if (side.mean != nullptr && codec.rope() != nullptr) {
+    const RopeSpec& rope = codec.rope()->spec();
+    side.num_pairs = rope.num_pairs();
+    side.pairing = static_cast<std::int32_t>(rope.pairing);
+    side.inv_freq = rope.inv_freq.data();
+    side.magnitude = rope.magnitude;
+  }
+  return side;
+}
+
+oscar_codec_side value_side(const cache::LayerCodec& codec) {
+  oscar_codec_side side = side_of(codec.v_layout().quant);
+  if (codec.values_are_exact()) return side;
+  side.transform = codec.value_transform();
+  side.attend_transform = codec.output_transform(0);
+  side.mean = codec.value_mean(0);
+  side.clip_ratio = codec.value_clip();
+  return side;
+}
+
 [[noreturn]] void refuse(const std::string& name, std::int64_t value, const std::string& legal) {
   throw Error(ErrorCode::kInvalidArgument,
               name + " is " + std::to_string(value) + "; it must be " + legal);
@@ -175,6 +212,24 @@ oscar_status oscar_codec_value_plane(const oscar_codec* codec, oscar_plane* out)
     require_pointer(codec, "codec");
     require_pointer(out, "out");
     *out = oscar::capi::plane_of(codec->codec.v_layout());
+    return OSCAR_OK;
+  });
+}
+
+oscar_status oscar_codec_key_side(const oscar_codec* codec, oscar_codec_side* out) {
+  return guarded([&] {
+    require_pointer(codec, "codec");
+    require_pointer(out, "out");
+    *out = oscar::capi::key_side(codec->codec);
+    return OSCAR_OK;
+  });
+}
+
+oscar_status oscar_codec_value_side(const oscar_codec* codec, oscar_codec_side* out) {
+  return guarded([&] {
+    require_pointer(codec, "codec");
+    require_pointer(out, "out");
+    *out = oscar::capi::value_side(codec->codec);
     return OSCAR_OK;
   });
 }

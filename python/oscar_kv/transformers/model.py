@@ -4,14 +4,12 @@ import dataclasses
 import os
 from typing import Any
 
-import numpy as np
 import torch
 
-from oscar_kv.artefact import ModelShape, hash_hex
+from oscar_kv.artefact import ModelShape
 from oscar_kv.errors import CorruptError, NotFoundError, UnsupportedError
+from oscar_kv.weights import hash_parameters
 
-# Elements of each parameter that go into the hash.
-HASHED_PER_PARAMETER = 256
 # Kinds of layers whose keys and values lie in an ordinary cache.
 ATTENTION_LAYERS = ("full_attention", "sliding_attention")
 
@@ -108,16 +106,7 @@ def weights_hash(model: Any) -> str:
     known = getattr(model, "_oscar_weights_hash", None)
     if known is not None:
         return known
-    pieces = []
-    for name, parameter in sorted(model.named_parameters()):
-        if not parameter.is_floating_point():
-            return ""
-        flat = parameter.detach().reshape(-1)
-        step = max(1, flat.numel() // HASHED_PER_PARAMETER)
-        sample = flat[::step][:HASHED_PER_PARAMETER].float().cpu().to(torch.bfloat16)
-        pieces.append(f"{name} {list(parameter.shape)}\n".encode())
-        pieces.append(sample.view(torch.uint16).numpy().tobytes())
-    model._oscar_weights_hash = hash_hex(np.frombuffer(b"".join(pieces), np.uint8))
+    model._oscar_weights_hash = hash_parameters(model.named_parameters())
     return model._oscar_weights_hash
 
 

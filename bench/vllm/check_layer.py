@@ -1,0 +1,142 @@
+"""The plugin's layer on this GPU, without vLLM: the self-test of several methods, steps in CUDA
+graphs, and what a step costs.
+
+Needs OSCAR_LIBRARY and OSCAR_CUDA_LIBRARY, or a package with both.
+"""
+
+import functools
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from oscar_kv.artefact import ModelShape
+from oscar_kv.serving import CopyBook, open_method
+from oscar_kv.serving.cuda_layer import CudaLayer, CudaStep, Plans, Prefill
+from oscar_kv.serving.cuda_library import CudaLibrary
+from oscar_kv.serving.cuda_selftest import check_cuda_layer
+from oscar_kv.serving.graphed_book import GraphedBook
+from oscar_kv.serving.windows import Windows
+
+METHODS = ("quarot", "quarot:k3v2", "quarot:k4v4", "quarot:sink=0,recent=0", "naive")
+
+
+def dense(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, out) -> None:
+    ratio = q.shape[1] // keys.shape[1]
+    q, keys, values = (x.transpose(0, 1).float() for x in (q, keys, values))
+    keys, values = (x.repeat_interleave(ratio, 0) for x in (keys, values))
+    hidden = torch.ones(q.shape[1], keys.shape[1], dtype=torch.bool, device="cuda")
+    hidden = hidden.triu(keys.shape[1] - q.shape[1] + 1)
+    logits = (q @ keys.transpose(1, 2) * scale).masked_fill(hidden, -torch.inf)
+    out.copy_((logits.softmax(-1) @ values).transpose(0, 1))
+
+
+class Decoding:
+    """A batch that decodes one token after the other over pages in random order."""
+
+    def __init__(self, library: CudaLibrary, num_seqs: int, length: int) -> None:
+        shape = ModelShape(1, 32, 8, 128, 128)
+        served = open_method("quarot", "qwen3", shape)
+        windows, codec = Windows.of(64, 256), served.codec(0, length + 99)
+        plans = Plans(library, shape, codec, windows, 0)
+        pool = torch.zeros(
+            (num_seqs, 8, 2, windows.rows_per_block, 128), dtype=torch.bfloat16, device="cuda"
+        )
+        self.layer = CudaLayer(codec, windows, plans, Prefill(shape, 256, dense), pool)
+        per_seq = -(-(length + 99) // 64)
+        order = torch.randperm(num_seqs * per_seq, dtype=torch.int32, device="cuda")
+        self.table = order.view(num_seqs, per_seq)
+        self.cache = torch.zeros(
+            (num_seqs * per_seq, codec.page_bytes), dtype=torch.uint8, device="cuda"
+        )
+        sizes = (windows.sink_tokens, windows.recent_tokens, windows.ring_tokens)
+        self.book = GraphedBook(CopyBook(num_seqs, *sizes, num_seqs * per_seq, "cuda"))
+        self.rows = torch.arange(num_seqs, device="cuda")
+        self.starts = torch.arange(num_seqs + 1, device="cuda", dtype=torch.int32)
+        self.lengths = torch.full((num_seqs,), length, dtype=torch.int32, device="cuda")
+        self.slots = torch.zeros(num_seqs, dtype=torch.int64, device="cuda")
+        self.positions = torch.zeros(num_seqs, dtype=torch.int32, device="cuda")
+        self.q = torch.randn(num_seqs, 32, 128, dtype=torch.bfloat16, device="cuda")
+        self.k = torch.randn(num_seqs, 8, 128, dtype=torch.bfloat16, device="cuda")
+        self.out = torch.empty_like(self.q)
+
+    def plan(self) -> CudaStep:
+        last = self.lengths.long() - 1
+        page = self.table.gather(1, (last // 64)[:, None])[:, 0].long()
+        self.slots.copy_(page * 64 + last % 64)
+        self.positions.copy_(last)
+        arguments = (self.rows, self.starts, self.lengths, self.table, self.slots)
+        self.copies = self.book.step(*arguments, graphed=True)
+        return CudaStep(
+            len(self.slots),
+            *(self.lengths, self.table, self.slots, self.positions, self.rows, self.copies),
+            *(None, None),
+        )
+
+    def run(self, step: CudaStep) -> None:
+        self.layer.write(self.k, self.k, step, self.cache)
+        self.layer.attend(self.q, self.k, self.k, step, self.cache, self.out, scale=0.09)
+
+
+def check_graphs(library: CudaLibrary) -> None:
+    """A captured step, replayed at other lengths, gives what an eager one gives."""
+    torch.manual_seed(1)
+    decoding = Decoding(library, 3, 700)
+    for _ in range(2):
+        decoding.run(decoding.plan())
+        decoding.lengths += 1
+    step = decoding.plan()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        decoding.run(step)
+    for _ in range(5):
+        decoding.lengths += 1
+        decoding.plan()
+        decoding.k.normal_()
+        decoding.q.normal_()
+        graph.replay()
+        replayed, cache = decoding.out.clone(), decoding.cache.clone()
+        decoding.run(step)
+        torch.cuda.synchronize()
+        assert torch.equal(cache, decoding.cache), "a replay writes other bytes"
+        assert torch.equal(replayed, decoding.out), "a replay attends otherwise"
+    print("graph replays equal eager steps")
+
+
+def time_steps(library: CudaLibrary) -> None:
+    for num_seqs, length in ((1, 30000), (32, 30000)):
+        decoding = Decoding(library, num_seqs, length)
+        decoding.plan()
+        step = decoding.plan()
+        print(f"{num_seqs} x {length}: book of copies {time_of(decoding.plan):.0f} us, ", end="")
+        print(f"a layer's step {time_of(functools.partial(decoding.run, step)):.0f} us (eager)")
+
+
+def time_of(action: Callable[[], object], repeats: int = 100) -> float:
+    """Microseconds."""
+    for _ in range(3):
+        action()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(repeats):
+        action()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / repeats * 1e6
+
+
+def main() -> None:
+    library = CudaLibrary()
+    for head_dim in (64, 128):
+        shape = ModelShape(2, 8, 2, head_dim, head_dim)
+        prefill = Prefill(shape, 512, dense)
+        for kv in METHODS:
+            served = open_method(kv, "qwen3", shape)
+            error = check_cuda_layer(served, library, prefill)
+            print(f"head size {head_dim}, {kv}: off by {error:.2g} of its size")
+    check_graphs(library)
+    time_steps(library)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

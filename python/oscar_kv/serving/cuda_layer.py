@@ -1,0 +1,388 @@
+"""One layer on a GPU: encodes into the engine's pages, keeps copies, attends over both.
+
+Decoding (one new token a sequence) is kernels of liboscar_cuda alone, on the current stream, and
+may be captured in a CUDA graph. A prompt's own tokens attend through the engine's dense attention:
+to themselves as they came, and to what the prompt continues with as rows that are dequantised into
+a workspace, exact copies in their places.
+"""
+
+import ctypes
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oscar_kv.artefact import ModelShape
+from oscar_kv.codec import PAGE_TOKENS, Codec, Side
+from oscar_kv.errors import UnsupportedError
+from oscar_kv.serving.copies import Copies
+from oscar_kv.serving.cuda_library import (
+    AttendArgs,
+    CudaLibrary,
+    DequantizeArgs,
+    EncodeArgs,
+    Quant,
+    Shape,
+)
+from oscar_kv.serving.windows import Windows
+
+HEAD_SIZES = (64, 128)
+# (q, keys, values, scale, out): causal attention of the last len(q) of the keys' tokens, raw basis.
+DenseAttention = Callable[[Tensor, Tensor, Tensor, float, Tensor], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class CudaStep:
+    """The sequences of a step, for all layers; N sequences, T tokens.
+
+    All tensors are on the device and at addresses that a captured graph may keep: seq_lens int32
+    [N]; block_table int32 [N, pages]; slots int64 [T]; positions int32 [T]; copies, of which slots
+    and blocks are kept too, None without windows; rows int64 [N] blocks of copies. On the host:
+    starts [N + 1] and lengths [N] as lists where a sequence has more than one new token, else None.
+    """
+
+    num_tokens: int
+    seq_lens: Tensor
+    block_table: Tensor
+    slots: Tensor
+    positions: Tensor
+    rows: Tensor | None
+    copies: Copies | None
+    starts: list[int] | None
+    lengths: list[int] | None
+    takes_sinks: bool = False
+
+
+def _quant(side: Side) -> Quant:
+    if side.bits == 16:
+        raise UnsupportedError("16-bit keys or values have no CUDA kernel; right: 2, 3 or 4 bits")
+    return Quant(side.bits, side.group_size, int(side.has_zero_points), side.scale_fit)
+
+
+def _stream() -> ctypes.c_void_p:
+    return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+
+
+class Plans:
+    """Plans and workspaces of one shape of attention by batch size; shared by a model's layers."""
+
+    def __init__(
+        self, library: CudaLibrary, shape: ModelShape, codec: Codec, windows: Windows, device: int
+    ) -> None:
+        if shape.head_dim_k != shape.head_dim_v or shape.head_dim_k not in HEAD_SIZES:
+            raise UnsupportedError(
+                f"head sizes are {shape.head_dim_k} and {shape.head_dim_v}; right on CUDA: "
+                f"{' or '.join(map(str, HEAD_SIZES))} for both"
+            )
+        self.library, self._device = library, device
+        self._shape, self._windows = shape, windows
+        self.quants = (_quant(codec.key_side()), _quant(codec.value_side()))
+        self._max_seq_len = codec.max_position + 1
+        self._plans: dict[int, tuple[Any, Tensor]] = {}
+        self.kernel = ""
+
+    def __getitem__(self, num_seqs: int) -> tuple[Any, Tensor]:
+        """The plan for num_seqs sequences and its workspace, made when first asked for."""
+        if num_seqs not in self._plans:
+            self._plans[num_seqs] = self._make(num_seqs)
+        return self._plans[num_seqs]
+
+    def _make(self, num_seqs: int) -> tuple[Any, Tensor]:
+        shape, windows = self._shape, self._windows
+        wanted = Shape(
+            *(num_seqs, 1, shape.num_q_heads, shape.num_kv_heads, shape.head_dim_k),
+            *(*self.quants, self._max_seq_len, windows.sink_tokens, windows.recent_tokens, 0),
+            *(int(windows.rows_per_block > 0), 0),
+        )
+        plan, info = self.library.plan(wanted, self._device)
+        self.kernel = info.kernel.decode()
+        workspace = torch.empty(info.workspace_bytes, dtype=torch.uint8, device="cuda")
+        self.library("oscar_cuda_prepare", plan, workspace.data_ptr(), workspace.numel(), _stream())
+        return plan, workspace
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(workspace.numel() for _, workspace in self._plans.values())
+
+
+class Prefill:
+    """What prompts that continue need, shared by the layers: room for dequantised rows.
+
+    dense: the engine's attention over rows. keys, values: BF16 [max_tokens, num_kv_heads,
+    head_dim].
+    """
+
+    TILE = 4096  # tokens that are turned back to the raw basis at a time
+
+    def __init__(self, shape: ModelShape, max_tokens: int, dense: DenseAttention) -> None:
+        room = (max_tokens, shape.num_kv_heads, shape.head_dim_k)
+        self.dense = dense
+        self.keys, self.values = (
+            torch.empty(room, dtype=torch.bfloat16, device="cuda") for _ in range(2)
+        )
+        self.rotated = torch.empty(
+            (2, min(self.TILE, max_tokens), *room[1:]), dtype=torch.bfloat16, device="cuda"
+        )
+
+
+class CudaLayer:
+    """copies: BF16 [num_blocks, num_kv_heads, 2, rows_per_block, head_dim] rotated, or None."""
+
+    def __init__(
+        self, codec: Codec, windows: Windows, plans: Plans, prefill: Prefill, copies: Tensor | None
+    ) -> None:
+        self._library, self._plans, self._prefill = plans.library, plans, prefill
+        self._windows, self._copies = windows, copies
+        self._shape = codec.model
+        self._page_bytes = codec.page_bytes
+        self._run_bytes = codec.key_plane.plane_bytes + codec.value_plane.plane_bytes
+        sides = (codec.key_side(), codec.value_side())
+        for name, side in zip(("keys", "values"), sides, strict=True):
+            if side.mean is not None:
+                raise UnsupportedError(
+                    f"layer {codec.layer}: a mean of {name} is not served on CUDA yet; right: "
+                    "options :no-mean"
+                )
+        heads, size = self._shape.num_kv_heads, self._shape.head_dim_k
+        identity = torch.eye(size, device="cuda").expand(heads, size, size)
+
+        def matrix(array: Any) -> Tensor:
+            return identity if array is None else torch.from_numpy(array).cuda()
+
+        key, value = sides
+        query, output = matrix(key.attend_transform), matrix(value.attend_transform)
+        self._key_image = self._image(matrix(key.transform))
+        self._value_image = self._image(matrix(value.transform))
+        self._query_image = self._image(query)
+        self._output_image = self._image(output)
+        # query · attend_transform and row · transform have the same products: the way back is the
+        # transpose of the former.
+        self._key_back_image = self._image(query.transpose(1, 2))
+        self._clips = [torch.from_numpy(side.clip_ratio).cuda() for side in sides]
+        self._held: dict[int, tuple[Tensor, ...]] = {}
+        self.not_finite = torch.zeros(1, dtype=torch.int32, device="cuda")
+
+    def _image(self, matrices: Tensor) -> Tensor:
+        heads, size = self._shape.num_kv_heads, self._shape.head_dim_k
+        matrices = matrices.float().contiguous()
+        image = torch.empty(
+            self._library.image_bytes(heads, size), dtype=torch.uint8, device="cuda"
+        )
+        self._library(
+            "oscar_cuda_transform_image",
+            *(matrices.data_ptr(), heads, size, image.data_ptr(), _stream()),
+        )
+        torch.cuda.current_stream().synchronize()  # the matrices may go
+        return image
+
+    def _transform(self, rows: Tensor, out: Tensor, image: Tensor) -> None:
+        """rows, out: [tokens, heads, head_dim], the heads of a token side by side."""
+        heads = self._shape.num_kv_heads
+        self._library(
+            "oscar_cuda_transform_rows",
+            *(rows.data_ptr(), out.data_ptr(), rows.stride(0), out.stride(0), image.data_ptr()),
+            *(rows.shape[0], heads, rows.shape[1] // heads, rows.shape[2], _stream()),
+        )
+
+    def pages_of(self, cache: Tensor) -> Tensor:
+        """The engine's cache of this layer; checks that a page is where the kernels look for it."""
+        if cache.stride(0) * cache.element_size() != self._page_bytes:
+            raise UnsupportedError(
+                f"a page of the engine's cache takes {cache.stride(0)} bytes; right: "
+                f"{self._page_bytes}"
+            )
+        return cache
+
+    # ---- new tokens ----
+
+    def write(self, keys: Tensor, values: Tensor, step: CudaStep, pages: Tensor) -> None:
+        """Encodes the step's tokens; keys, values: BF16 [T or more, num_kv_heads, head_dim]."""
+        if step.takes_sinks:
+            self._take_sinks(step)
+        if step.starts is not None:
+            self._hold_copies(step)
+        args = EncodeArgs()
+        for side, rows, image, clip, quant in zip(
+            (args.key, args.value),
+            (keys, values),
+            (self._key_image, self._value_image),
+            self._clips,
+            self._plans.quants,
+            strict=True,
+        ):
+            side.rows, side.token_stride, side.head_stride = (
+                rows.data_ptr(),
+                rows.stride(0),
+                rows.stride(1),
+            )
+            side.transform_image, side.clip_ratio = image.data_ptr(), clip.data_ptr()
+            side.quant = quant
+        args.num_tokens = step.num_tokens
+        args.num_kv_heads, args.head_dim = self._shape.num_kv_heads, self._shape.head_dim_k
+        args.pages = pages.data_ptr()
+        args.page_stride_bytes, args.head_stride_bytes = self._page_bytes, self._run_bytes
+        args.slots, args.positions = step.slots.data_ptr(), step.positions.data_ptr()
+        if self._copies is not None:
+            args.copies = self._copies.data_ptr()
+            args.copy_slots = step.copies.slots.data_ptr()
+            args.rows_per_block = self._windows.rows_per_block
+        args.non_finite = self.not_finite.data_ptr()
+        self._library("oscar_cuda_encode", ctypes.byref(args), _stream())
+
+    def _take_sinks(self, step: CudaStep) -> None:
+        """First tokens that another block has, before anything is written."""
+        sinks, donors = self._windows.sink_tokens, step.copies.donors
+        source = torch.where(donors >= 0, donors, step.rows.clamp(min=0))
+        to = step.rows.clamp(min=0)
+        taken = self._copies[source, :, :, :sinks]
+        kept = self._copies[to, :, :, :sinks]
+        chosen = (donors >= 0)[:, None, None, None, None]
+        valid = step.rows >= 0
+        self._copies[to[valid], :, :, :sinks] = torch.where(chosen, taken, kept)[valid]
+
+    def _hold_copies(self, step: CudaStep) -> None:
+        """Copies before the new tokens of prompts that continue: the new ones take their places."""
+        self._held.clear()
+        if step.copies is None:
+            return
+        windows = self._windows
+        for i, length in enumerate(step.lengths):
+            first = length - (step.starts[i + 1] - step.starts[i])
+            if first == 0 or length - first == 1:
+                continue
+            recent = range(max(windows.sink_tokens, first + 1 - windows.recent_tokens), first)
+            tokens = torch.tensor(
+                [*range(min(windows.sink_tokens, first)), *recent], device="cuda", dtype=torch.int64
+            )
+            ring = windows.sink_tokens + tokens % windows.ring_tokens
+            row = torch.where(tokens < windows.sink_tokens, tokens, ring)
+            block = step.rows[i].clamp(min=0)
+            rows = self._copies[block].index_select(2, row)  # [heads, 2, tokens, head_dim]
+            rows = rows.permute(1, 2, 0, 3).contiguous()
+            raw = torch.empty_like(rows)
+            self._transform(rows[0], raw[0], self._key_back_image)
+            self._transform(rows[1], raw[1], self._output_image)
+            sinks = step.copies.sinks[i] & (tokens < windows.sink_tokens)
+            valid = (sinks | (tokens >= step.copies.exact_from[i])) & (step.rows[i] >= 0)
+            self._held[i] = (tokens, raw[0], raw[1], valid[:, None, None])
+
+    # ---- attention ----
+
+    def attend(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        step: CudaStep,
+        pages: Tensor,
+        out: Tensor,
+        *,
+        scale: float,
+        soft_cap: float = 0.0,
+    ) -> None:
+        """Causal attention of the step's tokens, after `write`.
+
+        q, out: BF16 [T or more, num_q_heads, head_dim].
+        """
+        if step.starts is None:
+            count = step.num_tokens
+            self._decode(q[:count], out[:count], step, pages, slice(0, count), scale, soft_cap)
+            return
+        single = [i for i in range(len(step.lengths)) if step.starts[i + 1] - step.starts[i] == 1]
+        if single:
+            sequences = torch.tensor(single, device="cuda")
+            tokens = torch.tensor([step.starts[i] for i in single], device="cuda")
+            result = torch.empty((len(single), *out.shape[1:]), dtype=out.dtype, device="cuda")
+            self._decode(q[tokens], result, step, pages, sequences, scale, soft_cap)
+            out[tokens] = result
+        for i, length in enumerate(step.lengths):
+            begin, end = step.starts[i], step.starts[i + 1]
+            if end - begin > 1:
+                rows = (q[begin:end], keys[begin:end], values[begin:end], out[begin:end])
+                self._prefill_one(i, length - (end - begin), length, *rows, step, pages, scale)
+
+    def _decode(
+        self,
+        q: Tensor,
+        out: Tensor,
+        step: CudaStep,
+        pages: Tensor,
+        sequences: slice | Tensor,
+        scale: float,
+        soft_cap: float,
+    ) -> None:
+        count = q.shape[0]
+        plan, workspace = self._plans[count]
+        rotated = torch.empty((2, *q.shape), dtype=torch.bfloat16, device="cuda")
+        self._transform(q, rotated[0], self._query_image)
+        table, lengths = step.block_table[sequences], step.seq_lens[sequences]
+        blocks = None if step.copies is None else step.copies.blocks[sequences]
+        args = AttendArgs()
+        args.pages, args.num_pages = pages.data_ptr(), pages.shape[0]
+        args.page_stride_bytes, args.head_stride_bytes = self._page_bytes, self._run_bytes
+        args.block_table, args.block_table_stride = table.data_ptr(), table.stride(0)
+        args.seq_lens = lengths.data_ptr()
+        args.q, args.out = rotated[0].data_ptr(), rotated[1].data_ptr()
+        args.q_token_stride = args.out_token_stride = rotated.stride(1)
+        if blocks is not None:
+            args.copies, args.copy_blocks = self._copies.data_ptr(), blocks.data_ptr()
+            args.ring_rows = self._windows.ring_tokens
+        args.scale, args.soft_cap = scale, soft_cap
+        self._library(
+            "oscar_cuda_attend",
+            *(plan, ctypes.byref(args), workspace.data_ptr(), workspace.numel(), _stream()),
+        )
+        self._transform(rotated[1], out, self._output_image)
+
+    def _prefill_one(
+        self,
+        i: int,
+        first: int,
+        length: int,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        out: Tensor,
+        step: CudaStep,
+        pages: Tensor,
+        scale: float,
+    ) -> None:
+        """Tokens first .. length − 1 of sequence i."""
+        room = self._prefill
+        if first == 0:
+            room.dense(q, keys, values, scale, out)
+            return
+        self._dequantize(step.block_table[i], first, pages)
+        if i in self._held:
+            tokens, k, v, valid = self._held[i]
+            room.keys[tokens] = torch.where(valid, k, room.keys[tokens])
+            room.values[tokens] = torch.where(valid, v, room.values[tokens])
+        room.keys[first:length] = keys
+        room.values[first:length] = values
+        room.dense(q, room.keys[:length], room.values[:length], scale, out)
+
+    def _dequantize(self, block_table: Tensor, num_tokens: int, pages: Tensor) -> None:
+        """The first tokens of a sequence, raw, into the workspace."""
+        room, args = self._prefill, DequantizeArgs()
+        args.pages, args.block_table = pages.data_ptr(), block_table.data_ptr()
+        args.page_stride_bytes, args.head_stride_bytes = self._page_bytes, self._run_bytes
+        args.num_kv_heads, args.head_dim = self._shape.num_kv_heads, self._shape.head_dim_k
+        args.key, args.value = self._plans.quants
+        args.keys, args.values = (rows.data_ptr() for rows in room.rotated)
+        args.token_stride = room.rotated.stride(1)
+        for begin in range(0, num_tokens, room.rotated.shape[1]):
+            end = min(begin + room.rotated.shape[1], num_tokens)
+            args.first_token, args.num_tokens = begin, end - begin
+            self._library("oscar_cuda_dequantize", ctypes.byref(args), _stream())
+            for rows, to, image in zip(
+                room.rotated,
+                (room.keys, room.values),
+                (self._key_back_image, self._output_image),
+                strict=True,
+            ):
+                self._transform(rows[: end - begin], to[begin:end], image)
+
+
+__all__ = ["PAGE_TOKENS", "CudaLayer", "CudaStep", "Plans", "Prefill"]

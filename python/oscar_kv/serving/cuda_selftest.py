@@ -1,0 +1,95 @@
+"""At start, on the card: the GPU's encoder and attention against the CPU's codec."""
+
+import numpy as np
+import torch
+
+from oscar_kv.codec import PAGE_TOKENS
+from oscar_kv.errors import InternalError
+from oscar_kv.serving.copies import CopyBook
+from oscar_kv.serving.cuda_layer import CudaLayer, CudaStep, Plans, Prefill
+from oscar_kv.serving.cuda_library import CudaLibrary
+from oscar_kv.serving.method import ServedMethod
+from oscar_kv.serving.selftest import dense
+from oscar_kv.serving.windows import Windows
+
+NUM_TOKENS, CHUNK = 400, 250  # a chunk, one that continues it, and one token
+# BF16 rows, queries and results: each at most 2^-8 of its part; one code in a thousand may differ.
+TOLERANCE = 2.0**-5
+
+
+def check_cuda_layer(
+    served: ServedMethod, library: CudaLibrary, prefill: Prefill, layer: int = 0
+) -> float:
+    """Writes and attends one sequence; raises InternalError where the result is wrong.
+
+    Returns the relative error against float64 on what the CPU's codes stand for.
+    """
+    shape, random = served.shape, np.random.default_rng(1)
+    windows = Windows.of(16, 32)
+    codec = served.codec(layer, NUM_TOKENS)
+    plans = Plans(library, shape, codec, windows, torch.cuda.current_device())
+    room = (1, shape.num_kv_heads, 2, windows.rows_per_block, shape.head_dim_k)
+    pool = torch.zeros(room, dtype=torch.bfloat16, device="cuda")
+    tested = CudaLayer(codec, windows, plans, prefill, pool)
+
+    def rows(heads: int) -> torch.Tensor:
+        values = random.standard_normal((NUM_TOKENS, heads, shape.head_dim_k), np.float32)
+        return torch.from_numpy(values).bfloat16().cuda()
+
+    keys, values, q = rows(shape.num_kv_heads), rows(shape.num_kv_heads), rows(shape.num_q_heads)
+    positions = np.arange(NUM_TOKENS, dtype=np.int32)
+    num_pages = -(-NUM_TOKENS // PAGE_TOKENS)
+    table = torch.from_numpy(random.permutation(num_pages + 2)[None, :num_pages].astype(np.int32))
+    slots = table[0].long()[positions // PAGE_TOKENS] * PAGE_TOKENS + torch.from_numpy(
+        positions % PAGE_TOKENS
+    )
+    table, slots = table.cuda(), slots.cuda()
+    pages = torch.zeros((num_pages + 2, codec.page_bytes), dtype=torch.uint8, device="cuda")
+    sizes = (windows.sink_tokens, windows.recent_tokens, windows.ring_tokens)
+    book = CopyBook(1, *sizes, num_pages + 2, "cuda")
+    block = torch.zeros(1, dtype=torch.int64, device="cuda")
+    out = torch.empty_like(q)
+    scale = shape.head_dim_k**-0.5
+    for begin, end in ((0, CHUNK), (CHUNK, NUM_TOKENS - 1), (NUM_TOKENS - 1, NUM_TOKENS)):
+        lengths = torch.tensor([end], dtype=torch.int32, device="cuda")
+        starts = torch.tensor([0, end - begin], device="cuda")
+        step = CudaStep(
+            end - begin,
+            lengths,
+            table,
+            slots[begin:end],
+            torch.from_numpy(positions[begin:end]).cuda(),
+            block,
+            book.step(block, starts, lengths, table, slots[begin:end]),
+            None if end - begin == 1 else [0, end - begin],
+            None if end - begin == 1 else [end],
+        )
+        arguments = (keys[begin:end], values[begin:end], step, pages)
+        tested.write(*arguments)
+        tested.attend(q[begin:end], *arguments, out[begin:end], scale=scale)
+
+    exact = [x.float().cpu().numpy() for x in (keys, values)]
+    coded = [
+        codec.decode_keys(codec.encode_keys(exact[0], positions), positions),
+        codec.decode_values(codec.encode_values(exact[1])),
+    ]
+    worst = 0.0
+    # A token of the first chunk attends to rows as they came; later ones to codes and copies.
+    for token, first_exact in (
+        (CHUNK - 1, 0),
+        (CHUNK, CHUNK - windows.recent_tokens + 1),
+        (NUM_TOKENS - 2, CHUNK - windows.recent_tokens + 1),
+        (NUM_TOKENS - 1, NUM_TOKENS - windows.recent_tokens),
+    ):
+        kept = ((positions < windows.sink_tokens) | (positions >= first_exact))[:, None, None]
+        k, v = (np.where(kept, x, y)[: token + 1] for x, y in zip(exact, coded, strict=True))
+        query = q[token : token + 1].float().cpu().numpy()
+        truth = dense(query, k, v, scale, token)[0]
+        got = out[token].float().cpu().numpy()
+        worst = max(worst, float(np.linalg.norm(got - truth) / np.linalg.norm(truth)))
+    if not worst < TOLERANCE:
+        raise InternalError(
+            f"self-test of {served.kv} on {torch.cuda.get_device_name()}: attention is off by "
+            f"{worst:.3g} of its size; right: below {TOLERANCE:.3g}"
+        )
+    return worst

@@ -1,0 +1,157 @@
+"""What one vLLM worker process holds: the method, the pools of exact copies, the layers."""
+
+import logging
+from typing import Any
+
+import torch
+
+from oscar_kv.artefact import ModelShape
+from oscar_kv.errors import UnsupportedError
+from oscar_kv.serving import CopyBook, RowBook, ServedMethod, open_method
+from oscar_kv.serving.cpu_layer import CpuLayer
+from oscar_kv.serving.selftest import check_cpu_layer
+from oscar_kv.serving.windows import Windows
+from oscar_kv.vllm import refusals, settings
+
+logger = logging.getLogger("vllm.oscar_kv")
+
+CPU_HEAD_SIZES = tuple(range(32, 257, 16))
+CUDA_HEAD_SIZES = (64, 128)
+_worker: "Worker | None" = None
+
+
+def worker_of(config: Any) -> "Worker":
+    """The worker of this process; another VllmConfig makes another."""
+    global _worker
+    if _worker is None or _worker.config is not config:
+        _worker = Worker(config)
+    return _worker
+
+
+def current_worker() -> "Worker":
+    if _worker is None:
+        raise UnsupportedError("no layer with attention backend OSCAR has been made yet")
+    return _worker
+
+
+class Worker:
+    """config: vLLM's VllmConfig. Raises where the set-up is refused."""
+
+    def __init__(self, config: Any) -> None:
+        refusals.check_engine(config)
+        self.config = config
+        self.settings = settings.read(config.additional_config)
+        self.device = torch.device(config.device_config.device_type)
+        self.shape, architecture, weights_hash = _describe(config.model_config)
+        parallel = config.parallel_config
+        self.served: ServedMethod = open_method(
+            self.settings.kv,
+            architecture,
+            self.shape,
+            weights_hash=weights_hash,
+            rank=parallel.rank % parallel.tensor_parallel_size,
+            ranks=parallel.tensor_parallel_size,
+            strict=self.settings.strict,
+        )
+        for warning in self.served.warnings:
+            logger.warning("oscar-kv: %s", warning)
+        method = self.served.method
+        self.windows = Windows.of(method.sink_tokens, method.recent_tokens)
+        self.max_position = config.model_config.max_model_len - 1
+        most = config.scheduler_config.max_num_seqs
+        self.num_blocks = min(self.settings.copy_blocks or most, most)
+        self.layers: dict[str, Any] = {}
+        self._book: CopyBook | None = None
+        self._rows: RowBook | None = None
+
+    @property
+    def head_sizes(self) -> tuple[int, ...]:
+        return CPU_HEAD_SIZES if self.device.type == "cpu" else CUDA_HEAD_SIZES
+
+    @property
+    def local_layers(self) -> dict[str, int]:
+        """Names of this process's layers, and their indices in the model."""
+        from vllm.model_executor.models.utils import extract_layer_index
+
+        from oscar_kv.vllm.backend import OscarImpl
+
+        context = self.config.compilation_config.static_forward_context
+        return {
+            name: extract_layer_index(name)
+            for name, layer in context.items()
+            if isinstance(getattr(layer, "impl", None), OscarImpl)
+        }
+
+    def allocate(self) -> None:
+        """Makes layers and pools; vLLM calls it before it measures what memory is left."""
+        if self.layers:
+            return
+        if self.device.type == "cpu":
+            self._make_cpu_layers()
+        else:
+            from oscar_kv.vllm.cuda_worker import make_layers
+
+            self.layers = make_layers(self)
+        logger.info("oscar-kv: %s", self.served)
+        logger.info("oscar-kv: %s", self.describe_copies())
+
+    def describe_copies(self) -> str:
+        shape, count = self.served.shape, len(self.layers)
+        row = 2 * shape.num_kv_heads * (shape.head_dim_k + shape.head_dim_v)
+        block = self.windows.rows_per_block * row * count
+        return (
+            f"exact copies of the first {self.windows.sink_tokens} and the last "
+            f"{self.windows.recent_tokens} tokens of up to {self.num_blocks} requests: "
+            f"{block * self.num_blocks / 2**20:.1f} MiB ({block / 2**20:.2f} MiB a request), "
+            "taken before the KV cache is sized"
+        )
+
+    def _make_cpu_layers(self) -> None:
+        shape, rows = self.served.shape, self.num_blocks * self.windows.rows_per_block
+
+        def pool(head_dim: int) -> torch.Tensor | None:
+            if not rows:
+                return None
+            return torch.zeros(rows, shape.num_kv_heads, head_dim, dtype=torch.bfloat16)
+
+        for name, index in self.local_layers.items():
+            codec = self.served.codec(index, self.max_position)
+            self.layers[name] = CpuLayer(
+                codec, self.windows, pool(shape.head_dim_k), pool(shape.head_dim_v)
+            )
+        check_cpu_layer(self.served)
+
+    def book(self, num_pages: int) -> CopyBook | None:
+        """The book of copies for an engine cache of num_pages pages; None without windows."""
+        if not self.windows.rows_per_block:
+            return None
+        if self._book is None or self._book.num_pages != num_pages:
+            self._book = CopyBook(
+                self.num_blocks,
+                self.windows.sink_tokens,
+                self.windows.recent_tokens,
+                self.windows.ring_tokens,
+                num_pages,
+                self.device,
+            )
+        return self._book
+
+    def rows(self, num_pages: int) -> RowBook:
+        """Blocks for an engine that does not number its requests."""
+        if self._rows is None or self._rows.num_pages != num_pages:
+            self._rows = RowBook(self.num_blocks, num_pages, self.windows.slack)
+        return self._rows
+
+
+def _describe(model_config: Any) -> tuple[ModelShape, str, str]:
+    """Shape, architecture and weights' hash of the model that vLLM is about to serve."""
+    from oscar_kv.transformers.model import (
+        architecture_of,
+        require_ordinary_attention,
+        shape_of,
+    )
+    from oscar_kv.weights import folder_hash
+
+    config = model_config.hf_text_config
+    require_ordinary_attention(config)
+    return shape_of(config), architecture_of(config), folder_hash(model_config.model, config)
