@@ -2,7 +2,7 @@
 // tokens included.
 //
 //   oscar_cuda_decode_bench [--json FILE] [--commit TEXT] [--quick] [--shape Q_HEADS,BATCH,CONTEXT
-//   [--mean PAIRS]]
+//   [--mean PAIRS] [--bits K,V] [--symmetric]]
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -20,7 +20,7 @@ using cuda::testing::check;
 using cuda::testing::DeviceBuffer;
 
 constexpr std::int64_t kRotatedBytes = std::int64_t{1200} << 20;  // past a 60 MB L2 many times
-constexpr int kSinks = 64, kRecent = 256, kRing = 256;
+constexpr int kSinks = 64, kRecent = 256;
 
 __device__ std::uint32_t mix(std::uint32_t x) {
   x ^= x >> 16;
@@ -139,7 +139,8 @@ class Layers {
     out_ = DeviceBuffer<bf16_t>(rows * s.head_dim);
     lse_ = DeviceBuffer<float>(rows);
     fill_rows<<<256, 256>>>(q_.data(), static_cast<std::int64_t>(q_.size()), 2.0f, 3);
-    copy_elements_ = std::int64_t{s.batch} * s.num_kv_heads * 2 * (kSinks + kRing) * s.head_dim;
+    ring_ = kRecent + bench.num_queries - 1;
+    copy_elements_ = std::int64_t{s.batch} * s.num_kv_heads * 2 * (kSinks + ring_) * s.head_dim;
     if (bench.has_copies) {
       copies_ = DeviceBuffer<bf16_t>(static_cast<std::size_t>(copy_elements_ * num_layers_));
       fill_rows<<<1024, 256>>>(copies_.data(), static_cast<std::int64_t>(copies_.size()), 1.0f, 9);
@@ -197,7 +198,7 @@ class Layers {
     const int layer = launch % num_layers_;
     p.pages = pages_.data() + layer * layer_bytes_;
     if (bench_.has_copies) {
-      p.copies = {copies_.data() + layer * copy_elements_, blocks_.data(), kSinks, kRing};
+      p.copies = {copies_.data() + layer * copy_elements_, blocks_.data(), kSinks, ring_};
     }
     return p;
   }
@@ -219,13 +220,22 @@ class Layers {
   double bytes() const {
     const Shape& s = bench_.shape;
     const double run = params_.key.plane_bytes() + params_.value.plane_bytes();
-    const int exact = bench_.has_copies ? kSinks + kRecent : 0;
+    const int exact = bench_.has_copies ? kSinks + kRecent : 0;  // of the last query
     return double(s.batch) * s.num_kv_heads *
            ((s.context - exact) * run / 64 + exact * 4.0 * s.head_dim);
   }
+  // Multiplications and additions of both products, masked pairs left out.
+  double operations() const {
+    const Shape& s = bench_.shape;
+    const double pairs =
+        bench_.num_queries * (s.context - 0.5 * (bench_.num_queries - 1));  // of a sequence
+    return 4.0 * s.batch * s.num_q_heads * s.head_dim * pairs;
+  }
   const cuda::AttendPlan& plan() const { return plan_; }
   int num_launches() const {
-    return std::max(4, std::min(80, static_cast<int>(8e9 / static_cast<double>(layer_bytes_))));
+    // A chunk of queries computes far longer than it reads.
+    const double bytes = static_cast<double>(layer_bytes_) * (bench_.num_queries > 8 ? 50 : 1);
+    return std::max(4, std::min(80, static_cast<int>(8e9 / bytes)));
   }
 
  private:
@@ -234,7 +244,7 @@ class Layers {
   cuda::AttendPlan plan_;
   cuda::AttendParams params_;
   std::int64_t layer_bytes_ = 0, copy_elements_ = 0;
-  int num_layers_ = 1;
+  int num_layers_ = 1, ring_ = 0;
   DeviceBuffer<std::uint8_t> pages_, workspace_;
   DeviceBuffer<std::int32_t> table_, lengths_, blocks_;
   DeviceBuffer<bf16_t> q_, out_, copies_;
@@ -247,14 +257,18 @@ void run_oscar(const Bench& bench, const cuda::DeviceInfo& device, bool with_err
   std::string variant = cuda::kernel_name(layers.plan().kernel);
   variant += bench.codebook == Codebook::kAffine ? " affine" : " symmetric";
   if (bench.has_copies) variant += " window 64+256";
+  if (bench.num_queries > 1) variant += " chunk of " + std::to_string(bench.num_queries);
   if (bench.mean_pairs > 0) variant += " mean " + std::to_string(bench.mean_pairs) + " pairs";
   const double error = with_error ? layers.error() : -1;
   for (const bool overlap : {false, true}) {
-    if (overlap && bench.shape.batch > 8) continue;
+    if (overlap && (bench.shape.batch > 8 || bench.num_queries > 1)) continue;
     const auto launch = [&](int i, cudaStream_t stream) { layers.launch(i, overlap, stream); };
     for (const Load load : {Load::kSustained, Load::kBurst}) {
       if (load == Load::kBurst && (!bursts || overlap)) continue;
       const Timing timing = time_launches(launch, layers.num_launches(), load);
+      if (bench.num_queries > 1) {
+        std::printf("%.1f TFLOP/s: ", layers.operations() / timing.median_us * 1e-6);
+      }
       report.add(
           "oscar",
           variant + (overlap ? " programmatic" : "") + (load == Load::kBurst ? " burst" : ""),
@@ -283,6 +297,7 @@ int run(int argc, char** argv) {
   bool quick = false;
   Shape only{0, 8, 128, 0, 0, 2, 2};
   int only_pairs = 0;
+  Codebook only_codebook = Codebook::kAffine;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--quick") == 0) quick = true;
     if (std::strcmp(argv[i], "--json") == 0 && i + 1 < argc) json = argv[++i];
@@ -291,6 +306,12 @@ int run(int argc, char** argv) {
         throw Error(ErrorCode::kInvalidArgument, "--shape wants Q_HEADS,BATCH,CONTEXT");
       }
     }
+    if (std::strcmp(argv[i], "--bits") == 0 && i + 1 < argc) {
+      if (std::sscanf(argv[++i], "%d,%d", &only.k_bits, &only.v_bits) != 2) {
+        throw Error(ErrorCode::kInvalidArgument, "--bits wants K,V");
+      }
+    }
+    if (std::strcmp(argv[i], "--symmetric") == 0) only_codebook = Codebook::kSymmetric;
     if (std::strcmp(argv[i], "--mean") == 0 && i + 1 < argc) only_pairs = std::atoi(argv[++i]);
     if (std::strcmp(argv[i], "--commit") == 0 && i + 1 < argc) commit = argv[++i];
   }
@@ -298,7 +319,7 @@ int run(int argc, char** argv) {
   Report report;
   if (only.batch > 0) {
     only.mean_term = only_pairs > 0;
-    run_oscar({only, Codebook::kAffine, true, 1, only_pairs}, device, false, false, report);
+    run_oscar({only, only_codebook, true, 1, only_pairs}, device, false, true, report);
     return 0;
   }
   for (const double megabytes : {17.3, 57.6, 410.0, 4000.0}) {
@@ -333,6 +354,12 @@ int run(int argc, char** argv) {
         run_oscar({{32, 8, 128, batch, context, 2, 2, true}, Codebook::kSymmetric, true, 1, pairs},
                   device, batch == 8, false, report);
       }
+    }
+    // Prefill over history, and a speculative verify.
+    for (const auto& [context, queries] :
+         {std::pair{32768, 8}, std::pair{32768, 512}, std::pair{32768, 2048}}) {
+      run_oscar({{32, 8, 128, 1, context, 2, 2}, Codebook::kAffine, true, queries}, device, false,
+                false, report);
     }
     run_oscar({{32, 8, 128, 1, 1000000, 2, 2}, Codebook::kAffine, true}, device, true, false,
               report);

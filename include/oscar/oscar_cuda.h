@@ -89,7 +89,8 @@ typedef struct oscar_cuda_attend_args {
                              * not write block table, lengths or coded pages of tokens before the
                              * recent ones */
   /* The key mean, with mean_pairs: coefficients [num_seqs][num_queries][num_q_heads][2·pairs + 1]
-   * of cos, sin and 1; mean_tile [64][pairs][2] and mean_start [max_pages][pairs][2] cos, sin. */
+   * of cos, sin and 1; mean_tile [64][pairs][2] and mean_start [max_pages][pairs][2] cos, sin, the
+   * latter 16-byte aligned. An even number of pairs, 32 at most, is fast on Hopper. */
   const float* mean_coefficients;
   const float *mean_tile, *mean_start;
   const float* learned_sinks; /* [num_q_heads] logits, or NULL */

@@ -170,6 +170,30 @@ TEST_P(AttendGpu, SeveralQueryTokens) {
   }
 }
 
+// Prefill over history: a chunk of queries whose own tokens are exact, over packed pages. The
+// generic kernel's.
+TEST_P(AttendGpu, ChunkOverHistory) {
+  if (GetParam() == AttendKernel::kHopperDecode) GTEST_SKIP() << "the generic kernel's";
+  unsigned seed = 250;
+  for (const int num_queries : {9, 64, 130}) {
+    for (const int head_dim : {64, 128, 256}) {
+      CaseSpec spec;
+      spec.head_dim = head_dim;
+      spec.num_queries = num_queries;
+      spec.num_q_heads = 2 * (head_dim == 128 ? 4 : 3);
+      spec.has_copies = true;
+      spec.sink_tokens = 16;
+      spec.recent_tokens = seed % 2 == 0 ? num_queries : num_queries + 32;
+      spec.key_bits = seed % 3 == 0 ? 3 : 2;
+      spec.has_mean = seed % 2 == 0;
+      spec.mean_pairs = 8;
+      spec.lengths = {num_queries, num_queries + 1, num_queries + 15, 64 * 3 + num_queries, 1000};
+      spec.seed = ++seed;
+      expect_right(spec);
+    }
+  }
+}
+
 TEST_P(AttendGpu, MasksCapsAndSinks) {
   unsigned seed = 300;
   for (const std::int32_t window : {0, 1, 64, 100, 512}) {
@@ -194,10 +218,10 @@ TEST_P(AttendGpu, KeyMean) {
   unsigned seed = 400;
   for (const int head_dim : {64, 128}) {
     for (const int ratio : {1, 4, 8}) {
-      for (const int pairs : {0, 5, 16, 32}) {
-        // All pairs of a head of 128 are the generic kernel's.
-        const bool is_all = pairs == 0;
-        if (is_all && head_dim == 128 && GetParam() == AttendKernel::kHopperDecode) continue;
+      for (const int pairs : {0, 5, 6, 16, 32}) {
+        // All pairs of a head of 128, and odd numbers of them, are the generic kernel's.
+        const bool is_generic = (pairs == 0 && head_dim == 128) || pairs % 2 != 0;
+        if (is_generic && GetParam() == AttendKernel::kHopperDecode) continue;
         CaseSpec spec;
         spec.head_dim = head_dim;
         spec.num_q_heads = 2 * ratio;

@@ -129,6 +129,9 @@ std::string hopper_refusal(const AttendShape& shape, const DeviceInfo& device) {
     return "a key mean of " + text(shape.mean_pairs) + " pairs has more than " +
            text(kHopperMeanPairs);
   }
+  if (shape.has_mean && shape.mean_pairs % 2 != 0) {
+    return "a key mean of " + text(shape.mean_pairs) + " pairs: an odd number of them";
+  }
   return "";
 }
 
@@ -312,6 +315,9 @@ std::string check_params(const AttendPlan& plan, const AttendParams& params,
     if (!is_aligned(params.mean.tile, 8) || !is_aligned(params.mean.start, 8) ||
         !params.mean.tile || !params.mean.start) {
       return "the key mean needs its tables, 8-byte aligned";
+    }
+    if (plan.kernel == AttendKernel::kHopperDecode && !is_aligned(params.mean.start, 16)) {
+      return "the key mean's table of page starts must be 16-byte aligned";
     }
     const std::string problem = differs("mean pairs", params.mean.num_pairs, shape.mean_pairs);
     if (!problem.empty()) return problem;

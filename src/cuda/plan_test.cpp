@@ -64,6 +64,8 @@ TEST(AttendPlan, TakesFewPairsOfTheKeyMeanFast) {
   shape.mean_pairs = 64;
   EXPECT_EQ(plan_attend(shape, kH200).kernel, AttendKernel::kGeneric);
   EXPECT_NE(plan_attend(shape, kH200).reason.find("64 pairs"), std::string::npos);
+  shape.mean_pairs = 7;
+  EXPECT_NE(plan_attend(shape, kH200).reason.find("7 pairs"), std::string::npos);
   shape.mean_pairs = 65;
   EXPECT_NE(refusal_of(shape, kH200).find("65"), std::string::npos);
 }

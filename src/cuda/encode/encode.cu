@@ -42,26 +42,17 @@ cudaError_t run_ordered(const EncodeParams& params, cudaStream_t stream) {
                           : launch<256>(params, is_whole, stream);
 }
 
-// What tells the kernel of a side: sides that agree share a launch.
-struct Route {
-  bool is_fragments;
-  encode::Source source;
-  int head_dim;
-  bool operator==(const Route&) const = default;
-};
-Route route_of(const EncodeSide& side) {
-  if (!encode::serves(side)) return {false, encode::Source::kRotated, 0};
-  return {true, encode::source_of(side), side.plane.head_dim};
+// Sides of one route share a launch.
+bool share_route(const EncodeSide& keys, const EncodeSide& values) {
+  if (!encode::serves(keys) || !encode::serves(values)) {
+    return encode::serves(keys) == encode::serves(values);
+  }
+  return encode::route_of(keys) == encode::route_of(values);
 }
 
-cudaError_t run_route(const EncodeParams& params, const Route& route, cudaStream_t stream) {
-  if (!route.is_fragments) return run_ordered(params, stream);
-  int device = 0, num_sms = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return error;
-  error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
-  if (error != cudaSuccess) return error;
-  return encode::run_fragments(params, route.head_dim, route.source, num_sms, stream);
+cudaError_t run_route(const EncodeParams& params, const EncodeSide& side, cudaStream_t stream) {
+  if (!encode::serves(side)) return run_ordered(params, stream);
+  return encode::run_fragments(params, encode::route_of(side), stream);
 }
 
 std::string check_side(const EncodeParams& params, const EncodeSide& side, const char* name) {
@@ -142,14 +133,14 @@ Status run_encode(const EncodeParams& params, cudaStream_t stream) noexcept {
   if (params.num_tokens == 0) return {};
   cudaError_t error = cudaSuccess;
   const EncodeSide &keys = params.sides[0], &values = params.sides[1];
-  if (keys.rows != nullptr && values.rows != nullptr && route_of(keys) == route_of(values)) {
-    error = run_route(params, route_of(keys), stream);
+  if (keys.rows != nullptr && values.rows != nullptr && share_route(keys, values)) {
+    error = run_route(params, keys, stream);
   } else {
     for (int side = 0; side < 2 && error == cudaSuccess; ++side) {
       if (params.sides[side].rows == nullptr) continue;
       EncodeParams one = params;
       one.sides[1 - side].rows = nullptr;
-      error = run_route(one, route_of(params.sides[side]), stream);
+      error = run_route(one, params.sides[side], stream);
     }
   }
   if (error == cudaSuccess) return {};

@@ -5,79 +5,18 @@
 // by the identity, which only moves (and widens) them.
 #pragma once
 
-#include "cuda/encode/fragment_rows.cuh"
 #include "cuda/encode/fragments.h"
-#include "cuda/encode/row_store.cuh"
+#include "cuda/encode/packed_kernel.cuh"
 
 namespace oscar::cuda::encode {
 
 // Threads of a block, one block a multiprocessor: 168 registers a thread, 255 with the mean; a
 // transform's image lies in shared memory once.
 template <Source kSource>
-inline constexpr int kFragmentThreads = kSource == Source::kLessMean ? 256 : 384;
+inline constexpr int kFragmentThreads = kSource == Source::kLessMean  ? 256
+                                        : kSource == Source::kRotated ? 352
+                                                                      : 384;
 inline constexpr int kFewTokens = 8, kFewWarps = 4;  // of a block of the decode step's kernel
-
-template <int kHalves>
-__device__ __forceinline__ void copy_slots_of(const EncodeParams& params,
-                                              const int (&tokens)[kHalves],
-                                              std::int64_t (&slots)[kHalves]) {
-#pragma unroll
-  for (int h = 0; h < kHalves; ++h) {
-    slots[h] = params.copies == nullptr || tokens[h] < 0 ? -1 : params.copy_slots[tokens[h]];
-  }
-}
-
-// Rotated rows as BF16 into the exact copies; NaN becomes 0, and in a row that is not finite its
-// neighbours may too.
-template <int kHeadDim, int kHalves>
-__device__ __forceinline__ void copy_rows(const RowFragments<kHeadDim / 8, kHalves>& v,
-                                          const TileJob& job,
-                                          const std::int64_t (&slots)[kHalves]) {
-  const EncodeParams& p = job.params;
-#pragma unroll
-  for (int h = 0; h < kHalves; ++h) {
-    if (slots[h] < 0) continue;
-    // 2^32 rows would not fit any card.
-    const auto slot = static_cast<uint32_t>(slots[h]);
-    const auto rows_per_block = static_cast<uint32_t>(p.rows_per_block);
-    const std::int64_t block = slot / rows_per_block, row = slot % rows_per_block;
-    const std::int64_t plane = (block * p.num_kv_heads + job.head) * 2 + job.side_index;
-    uint32_t* out =
-        reinterpret_cast<uint32_t*>(p.copies + (plane * p.rows_per_block + row) * kHeadDim) +
-        (threadIdx.x & 3);
-#pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n) {
-      const float x = v[n][2 * h], y = v[n][2 * h + 1];
-      out[4 * n] = ptx::pack_bf16(isnan(x) ? 0.0f : x, isnan(y) ? 0.0f : y);
-    }
-  }
-}
-
-template <int kHalves>
-__device__ __forceinline__ RowPlaces<kHalves> places_of(const TileJob& job,
-                                                        const int (&tokens)[kHalves]) {
-  const int lane = threadIdx.x & 31, g = lane >> 2;
-  RowPlaces<kHalves> places;
-  std::int64_t slots[kHalves];
-#pragma unroll
-  for (int h = 0; h < kHalves; ++h) {
-    slots[h] = tokens[h] < 0 ? -1 : job.params.slots[tokens[h]];
-    places.planes[h] = plane_of(job, slots[h]);
-    places.tokens[h] = static_cast<int>(slots[h] < 0 ? 0 : slots[h] % kPageTokens);
-  }
-  const std::int64_t first = __shfl_sync(~0u, slots[0], 0);
-  bool is_in_place = first >= 0 && first % kSlab == 0;
-#pragma unroll
-  for (int h = 0; h < kHalves; ++h) is_in_place = is_in_place && slots[h] == first + g + 8 * h;
-  places.is_slab = __all_sync(~0u, is_in_place);
-  return places;
-}
-
-__device__ __forceinline__ RowRules rules_of(const TileJob& job) {
-  const DevicePlane& plane = job.side.plane;
-  return {plane.bits,   plane.head_dim,     plane.group_size,
-          plane.affine, job.side.scale_fit, job.side.clip_ratio[job.head]};
-}
 
 // Codes, scales and flags of rows that are in fragments. spare: with two halves, shared memory of
 // 16 bytes for each pair of column tiles and thread.
@@ -135,7 +74,10 @@ __device__ __forceinline__ void encode_fragments(const RowFragments<kHeadDim / 8
     scale_zero[kHalves - 1] = stored;
   }
   // Looked up again: registers are scarce above.
-  const RowPlaces<kHalves> places = places_of<kHalves>(job, tokens);
+  std::int64_t slots[kHalves];
+#pragma unroll
+  for (int h = 0; h < kHalves; ++h) slots[h] = tokens[h] < 0 ? -1 : job.params.slots[tokens[h]];
+  const RowPlaces<kHalves> places = places_of<kHalves>(job, slots);
   if (rules.bits == 2) {
     store_rows<kHeadDim, 2, kHalves>(rows, job.side_index, places);
   } else if (rules.bits == 3) {
@@ -144,11 +86,6 @@ __device__ __forceinline__ void encode_fragments(const RowFragments<kHeadDim / 8
     store_rows<kHeadDim, 4, kHalves>(rows, job.side_index, places);
   }
   store_scales<kHalves>(job.side.plane, places, scale_zero);
-}
-
-template <int kHalves>
-__device__ __forceinline__ bool any_copy(const std::int64_t (&slots)[kHalves]) {
-  return __any_sync(~0u, slots[0] >= 0 || slots[kHalves - 1] >= 0);
 }
 
 // Bytes of shared memory for raw rows, and as many for their leftovers or second halves; the image
@@ -171,8 +108,9 @@ __global__ void __launch_bounds__(kFragmentThreads<kSource>, 1)
   constexpr int kBytes = kRowBytes<kHeadDim, kSource>;
   float4* spare = reinterpret_cast<float4*>(shared + kBytes);
   uint4* parts = reinterpret_cast<uint4*>(shared + 2 * kBytes);
-  const uint32_t first_piece = ptx::shared_address(shared) + 16 * threadIdx.x;
-  const StagedRows<kHeadDim, kThreads> raw{first_piece, first_piece + kBytes};
+  constexpr uint32_t kTileBytes = TileRows<kHeadDim>::kBytes;
+  const uint32_t first_row = ptx::shared_address(shared) + (threadIdx.x >> 5) * kTileBytes;
+  const TileRows<kHeadDim> raw{first_row, first_row + kBytes};
   TransformHead head{1.0f, 1, {}};
   if constexpr (kSource != Source::kRotated) {
     const std::uint8_t* image = static_cast<const std::uint8_t*>(job.side.transform_image) +
@@ -210,10 +148,10 @@ __global__ void __launch_bounds__(kFragmentThreads<kSource>, 1)
     std::int64_t copies[2];
     copy_slots_of<2>(params, tokens, copies);
     const bool has_copies = any_copy<2>(copies);
-    ptx::copy_async_wait();
+    raw.wait();
     RowFragments<kTiles, 2> v;
     if constexpr (kSource == Source::kRotated) {
-      widen_rows<kHeadDim, 2>(v, raw);
+      raw.widen(v);
     }
     if (kSource == Source::kTransform || (kSource == Source::kLessMean && has_copies)) {
       transform_fragments<kHeadDim, 2, kTiles, false>(v, raw, parts, head.num_parts, head.unit, 0);
@@ -224,6 +162,7 @@ __global__ void __launch_bounds__(kFragmentThreads<kSource>, 1)
       transform_fragments<kHeadDim, 2, kTiles, true>(v, raw, parts, head.num_parts, head.unit, 0);
     }
     // The next rows come while these are encoded.
+    __syncwarp();
     int next[2];
     tokens_of(tile + step, next);
     if (tile + step < num_tiles) raw.fetch(job, next);
@@ -233,8 +172,8 @@ __global__ void __launch_bounds__(kFragmentThreads<kSource>, 1)
 
 // Few tokens: a block takes eight rows, its warps share the columns of the transform. grid: (tokens
 // / 8, heads, sides).
-template <int kHeadDim, Source kSource>
-__global__ void __launch_bounds__(32 * kFewWarps)
+template <int kHeadDim, Source kSource, bool kPacked>
+__global__ void __launch_bounds__(32 * kFewWarps, 1)
     encode_few_kernel(const __grid_constant__ EncodeParams params) {
   constexpr int kTiles = kHeadDim / 8, kCount = kTiles / kFewWarps, kStride = kHeadDim + 8;
   __shared__ float rotated[2][kFewTokens][kStride];  // rows to code, rows to copy
@@ -247,7 +186,7 @@ __global__ void __launch_bounds__(32 * kFewWarps)
   int tokens[1] = {static_cast<int>(blockIdx.x) * kFewTokens + g};
   if (tokens[0] >= params.num_tokens) tokens[0] = -1;
   RawRow<kHeadDim> raw;
-  raw.load(job, tokens[0]);
+  raw.load(tokens[0] < 0 ? nullptr : row_of(job, tokens[0]));
   std::int64_t copies[1];
   copy_slots_of<1>(params, tokens, copies);
   const bool has_copies = any_copy<1>(copies);
@@ -294,10 +233,37 @@ __global__ void __launch_bounds__(32 * kFewWarps)
     if (warp != 0) return;
     gather(0);
   } else {
-    widen_rows<kHeadDim, 1>(v, raw);
+    RowWords<kTiles, 1> words;
+    raw.words(words);
+    widen_words<kTiles, 1>(v, words);
     if (has_copies) copy_rows<kHeadDim, 1>(v, job, copies);
   }
-  encode_fragments<kHeadDim, 1, 32 * kFewWarps>(v, nullptr, job, rules, guess, tokens);
+  if constexpr (kPacked) {
+    const std::int64_t slots[1] = {tokens[0] < 0 ? -1 : params.slots[tokens[0]]};
+    const bool is_live[1] = {slots[0] >= 0};
+    RowBytes rows[1] = {};
+    uint32_t scale_zero[1];
+    const auto load = [&](int, RowFragment<kTiles>& half) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        half[n][0] = v[n][0];
+        half[n][1] = v[n][1];
+      }
+    };
+    bool is_odd[1];
+    if constexpr (kTransform) {
+      encode_packed<kHeadDim, 1>(v, side_index, rules, guess, is_live, load, rows, scale_zero,
+                                 is_odd);
+    } else {
+      RowWords<kTiles, 1> words;
+      raw.words(words);
+      encode_packed<kHeadDim, 1>(words, side_index, rules, guess, is_live, load, rows, scale_zero,
+                                 is_odd);
+    }
+    store_packed<kHeadDim, 1>(job, rules, slots, load, rows, scale_zero, is_odd);
+  } else {
+    encode_fragments<kHeadDim, 1, 32 * kFewWarps>(v, nullptr, job, rules, guess, tokens);
+  }
 }
 
 }  // namespace oscar::cuda::encode

@@ -2,6 +2,8 @@
 
 #include "cuda/encode/fragment_kernel.cuh"
 #include "cuda/encode/fragments.h"
+#include "cuda/encode/launch_many.h"
+#include "cuda/sm90/encode/run_packed.h"
 
 namespace oscar::cuda::encode {
 namespace {
@@ -9,31 +11,42 @@ namespace {
 constexpr std::int64_t kMostFewTokens = 512;
 
 template <int kHeadDim, Source kSource>
-cudaError_t launch(const EncodeParams& params, int num_sms, cudaStream_t stream) {
-  const auto heads = static_cast<unsigned>(params.num_kv_heads);
+cudaError_t launch(const EncodeParams& params, bool is_packed, const Card& card,
+                   cudaStream_t stream) {
   if (params.num_tokens <= kMostFewTokens) {
-    const dim3 grid(static_cast<unsigned>((params.num_tokens + kFewTokens - 1) / kFewTokens), heads,
-                    2);
-    encode_few_kernel<kHeadDim, kSource><<<grid, 32 * kFewWarps, 0, stream>>>(params);
+    const dim3 grid(static_cast<unsigned>((params.num_tokens + kFewTokens - 1) / kFewTokens),
+                    static_cast<unsigned>(params.num_kv_heads), 2);
+    if (is_packed) {
+      encode_few_kernel<kHeadDim, kSource, true><<<grid, 32 * kFewWarps, 0, stream>>>(params);
+    } else {
+      encode_few_kernel<kHeadDim, kSource, false><<<grid, 32 * kFewWarps, 0, stream>>>(params);
+    }
     return cudaGetLastError();
   }
-  constexpr int kThreads = kFragmentThreads<kSource>, kWarps = kThreads / 32;
-  int shared = 2 * kRowBytes<kHeadDim, kSource>;
-  if (kSource != Source::kRotated) {
-    shared += static_cast<int>(kTransformParts * transform_part_bytes(kHeadDim));
+  const int image_bytes = kSource == Source::kRotated
+                              ? 0
+                              : static_cast<int>(kTransformParts * transform_part_bytes(kHeadDim));
+  if (is_packed) {
+    if (kSource != Source::kRotated && card.compute_capability == 90) {
+      return sm90::run_packed(params, kHeadDim, kSource == Source::kLessMean, card, stream);
+    }
+    return launch_many(encode_packed_kernel<kHeadDim, kSource, WarpProduct>, params,
+                       kPackedThreads<kSource> / 32, 1, kPackedWarpBytes<kHeadDim, kSource>,
+                       image_bytes, card, stream);
   }
-  const auto kernel = encode_fragments_kernel<kHeadDim, kSource>;
-  if (shared > 48 * 1024) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-    if (error != cudaSuccess) return error;
-  }
-  const std::int64_t tiles = params.num_tokens / kSlab + 2;
-  const std::int64_t most = (tiles + kWarps - 1) / kWarps;
-  const std::int64_t wanted = std::max<std::int64_t>(1, num_sms / (2 * std::int64_t{heads}));
-  const dim3 grid(static_cast<unsigned>(std::min(most, wanted)), heads, 2);
-  kernel<<<grid, kThreads, static_cast<std::size_t>(shared), stream>>>(params);
-  return cudaGetLastError();
+  constexpr int kWarps = kFragmentThreads<kSource> / 32;  // no fewer
+  return launch_many(encode_fragments_kernel<kHeadDim, kSource>, params, kWarps, kWarps,
+                     2 * kRowBytes<kHeadDim, kSource> / kWarps, image_bytes, card, stream);
+}
+
+template <int kHeadDim>
+cudaError_t launch(const EncodeParams& params, Source source, bool is_packed, const Card& card,
+                   cudaStream_t stream) {
+  return source == Source::kRotated
+             ? launch<kHeadDim, Source::kRotated>(params, is_packed, card, stream)
+         : source == Source::kTransform
+             ? launch<kHeadDim, Source::kTransform>(params, is_packed, card, stream)
+             : launch<kHeadDim, Source::kLessMean>(params, is_packed, card, stream);
 }
 
 }  // namespace
@@ -46,24 +59,28 @@ bool serves(const EncodeSide& side) noexcept {
          plane.permuted;
 }
 
-Source source_of(const EncodeSide& side) noexcept {
-  return side.transform_image == nullptr ? Source::kRotated
-         : side.mean == nullptr          ? Source::kTransform
-                                         : Source::kLessMean;
+FragmentRoute route_of(const EncodeSide& side) noexcept {
+  const Source source = side.transform_image == nullptr ? Source::kRotated
+                        : side.mean == nullptr          ? Source::kTransform
+                                                        : Source::kLessMean;
+  return {source, side.plane.head_dim, side.plane.bits == 2};
 }
 
-template <int kHeadDim>
-cudaError_t launch(const EncodeParams& params, Source source, int num_sms, cudaStream_t stream) {
-  return source == Source::kRotated ? launch<kHeadDim, Source::kRotated>(params, num_sms, stream)
-         : source == Source::kTransform
-             ? launch<kHeadDim, Source::kTransform>(params, num_sms, stream)
-             : launch<kHeadDim, Source::kLessMean>(params, num_sms, stream);
-}
-
-cudaError_t run_fragments(const EncodeParams& params, int head_dim, Source source, int num_sms,
+cudaError_t run_fragments(const EncodeParams& params, const FragmentRoute& route,
                           cudaStream_t stream) {
-  return head_dim == 64 ? launch<64>(params, source, num_sms, stream)
-                        : launch<128>(params, source, num_sms, stream);
+  int device = 0;
+  Card card;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&card.num_sms, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error == cudaSuccess) {
+    error =
+        cudaDeviceGetAttribute(&card.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+  if (error != cudaSuccess) return error;
+  return route.head_dim == 64 ? launch<64>(params, route.source, route.is_packed, card, stream)
+                              : launch<128>(params, route.source, route.is_packed, card, stream);
 }
 
 }  // namespace oscar::cuda::encode

@@ -14,11 +14,19 @@ enum class Source {
   kLessMean,   // rows less the mean, times the image
 };
 
-bool serves(const EncodeSide& side) noexcept;
-Source source_of(const EncodeSide& side) noexcept;  // of a side that is served
+// What tells the kernel of a side.
+struct FragmentRoute {
+  Source source;
+  int head_dim;
+  bool is_packed;  // codes of 2 bits: two channels an instruction
+  bool operator==(const FragmentRoute&) const = default;
+};
 
-// Sides without rows are left out; the others have the head size and the source.
-cudaError_t run_fragments(const EncodeParams& params, int head_dim, Source source, int num_sms,
+bool serves(const EncodeSide& side) noexcept;
+FragmentRoute route_of(const EncodeSide& side) noexcept;  // of a side that is served
+
+// Sides without rows are left out; the others have the route.
+cudaError_t run_fragments(const EncodeParams& params, const FragmentRoute& route,
                           cudaStream_t stream);
 
 }  // namespace oscar::cuda::encode

@@ -110,7 +110,8 @@ __device__ __forceinline__ void transform_rows(const TileJob& job, Tile<kMaxDim>
 __device__ __forceinline__ std::uint8_t* plane_of(const TileJob& job, std::int64_t slot) {
   if (slot < 0) return nullptr;
   const EncodeParams& p = job.params;
-  return p.pages + slot / kPageTokens * p.page_stride_bytes + job.head * p.head_stride_bytes +
+  const auto page = static_cast<std::int64_t>(static_cast<std::uint64_t>(slot) / kPageTokens);
+  return p.pages + page * p.page_stride_bytes + job.head * p.head_stride_bytes +
          job.side.plane_offset_bytes;
 }
 

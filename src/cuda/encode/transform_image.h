@@ -29,10 +29,9 @@ OSCAR_HD std::size_t transform_head_bytes(int head_dim) {
   return sizeof(TransformHead) + kTransformParts * transform_part_bytes(head_dim);
 }
 
-// Channel of element i (0..1) of operand register r (0..1) of lane quarter t in k step: a lane
-// reads 8 neighbouring channels of its row, 16 bytes, for two steps.
+// Channel of element i (0..1) of operand register r (0..1) of lane quarter t in k step.
 OSCAR_HD int transform_channel(int step, int t, int r, int i) {
-  return 32 * (step / 2) + 8 * t + 4 * (step % 2) + 2 * r + i;
+  return 16 * step + 8 * r + 2 * t + i;
 }
 
 }  // namespace oscar::cuda

@@ -20,11 +20,7 @@ __global__ void __launch_bounds__(32 * num_warps(kHeadDim), 1)
   const int read = min(row, last), token = read / ratio;
   const std::int64_t head = blockIdx.y * ratio + read % ratio;
   encode::RawRow<kHeadDim> raw;
-  const bf16_t* from = params.rows + token * params.token_stride + head * kHeadDim + 8 * t;
-#pragma unroll
-  for (int j = 0; j < kHeadDim / 32; ++j) {
-    raw.high[j] = *reinterpret_cast<const uint4*>(from + 32 * j);
-  }
+  raw.load(params.rows + token * params.token_stride + head * kHeadDim);
   const std::uint8_t* image =
       static_cast<const std::uint8_t*>(params.image) + blockIdx.y * transform_head_bytes(kHeadDim);
   const TransformHead info = *reinterpret_cast<const TransformHead*>(image);

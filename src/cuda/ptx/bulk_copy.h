@@ -40,6 +40,7 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 // Cache policy for data read once, first to leave the L2: what createpolicy.fractional gives for
 // L2::evict_first and all of the lines.
 inline constexpr uint64_t kEvictFirst = 0x12f0000000000000ull;
+inline constexpr uint64_t kEvictNormal = 0x1000000000000000ull;  // L2::evict_normal: read again
 
 // Global to shared memory; both 16-byte aligned, bytes a multiple of 16; completes on the barrier.
 __device__ __forceinline__ void bulk_copy(uint32_t dst, const void* src, uint32_t bytes,

@@ -46,6 +46,16 @@ __device__ __forceinline__ uint32_t transpose_8x8(uint32_t a) {
   return d;
 }
 
+// Four 8×8 matrices of halves; lane l gives the shared address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ uint4 load_matrix_x4(uint32_t address) {
+  uint4 d;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3},[%4];"
+               : "=r"(d.x), "=r"(d.y), "=r"(d.z), "=r"(d.w)
+               : "r"(address)
+               : "memory");
+  return d;
+}
+
 // Four 8×8 matrices of halves, transposed; lane l gives the shared address of row l % 8 of matrix l
 // / 8.
 __device__ __forceinline__ uint4 load_matrix_x4_transposed(uint32_t address) {

@@ -43,7 +43,7 @@ __device__ __forceinline__ float high_bf16(uint32_t x) { return __uint_as_float(
 
 __device__ __forceinline__ float reciprocal_approx(float x) {
   float y;
-  asm("rcp.approx.f32 %0,%1;" : "=f"(y) : "f"(x));
+  asm("rcp.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
   return y;
 }
 
@@ -51,6 +51,36 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
 __device__ __forceinline__ uint32_t at_most_f16x2(uint32_t a, uint32_t b) {
   uint32_t d;
   asm("set.le.f16x2.f16x2 %0,%1,%2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+// 1.0 in each half where a ≥ b, else 0.
+__device__ __forceinline__ uint32_t at_least_f16x2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("set.ge.f16x2.f16x2 %0,%1,%2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+__device__ __forceinline__ uint32_t add_f16x2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("add.rn.f16x2 %0,%1,%2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+__device__ __forceinline__ uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("fma.rn.f16x2 %0,%1,%2,%3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+// a·b + c of each half, at least 0 and at most 1.
+__device__ __forceinline__ uint32_t fma_saturated_f16x2(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("fma.rn.sat.f16x2 %0,%1,%2,%3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+// a·b of pairs of BF16.
+__device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("fma.rn.bf16x2 %0,%1,%2,%3;" : "=r"(d) : "r"(a), "r"(b), "r"(0x80008000u));
   return d;
 }
 

@@ -73,7 +73,9 @@ struct DecodeConfig {
   static constexpr int kExactRowBytes = 2 * kHeadDim;
   static constexpr int kCodedBytes = kKeyCodeBytes + kValueCodeBytes + 2 * kChunks * kMetadataBytes;
   static constexpr int kExactBytes = 2 * kExactUnit * kExactRowBytes;
-  static constexpr int kStageBytes = kCodedBytes > kExactBytes ? kCodedBytes : kExactBytes;
+  // Behind a page's bytes, with the mean: its row of the table of turns.
+  static constexpr int kTurnBegin = kCodedBytes > kExactBytes ? kCodedBytes : kExactBytes;
+  static constexpr int kStageBytes = kTurnBegin + (kMean ? kMostMeanPairs * 8 : 0);
   static constexpr int kScratchStride = kHeadDim + 8;
   static constexpr int kMeanTableBytes = kMean ? kMostMeanPairs / 8 * 4 * 2 * 512 : 0;
   static constexpr int kMeanBytes =

@@ -135,16 +135,13 @@ struct Consumer {
 
     PageLogits<C> logits;
     if constexpr (C::kMean) {
-      PageTurn turn;
-      const int page = first_token / kPageTokens;
-      turn.load(params.mean, page, 0, lane);
       float max[C::kHeadTiles];
 #pragma unroll
       for (int i = 0; i < C::kHeadTiles; ++i) {
         max[i] = state.max[i] - mean.constant(4 * i + (lane & 3));
       }
       page_logits<C>(logits, stage, stage + C::kKeyCodeBytes, key_group_stride, query, max, lane);
-      add_mean<C>(logits, params, mean, turn, page, lane);
+      add_mean<C>(logits, params, mean, stage + C::kTurnBegin, lane);
     } else {
       page_logits<C>(logits, stage, stage + C::kKeyCodeBytes, key_group_stride, query, state.max,
                      lane);

@@ -86,16 +86,21 @@ __device__ __forceinline__ void dot_high(int (&dot)[C::kHeadTiles][4], uint32_t 
     y = {x.x >> 4, x.y >> 4};
   }
 #pragma unroll
-  for (int p = 0; p < C::kHighPlanes; p += 4) {
-    const uint2 a = p < 4 ? x : y;
-#pragma unroll
-    for (int i = 0; i < C::kHeadTiles; ++i) {
-      const uint4 q =
-          ptx::load_shared_16(query_address(store, tile, i, lane) + 4 * (C::kKeyWords + p));
-      ptx::mma_u8s8_k16(dot[i], a.x & 0x01010101u, a.y & 0x01010101u, q.x);
-      ptx::mma_u8s8_k16(dot[i], a.x & 0x03030303u, a.y & 0x03030303u, q.y);
-      ptx::mma_u8s8_k16(dot[i], a.x & 0x07070707u, a.y & 0x07070707u, q.z);
-      ptx::mma_u8s8_k16(dot[i], a.x & 0x0f0f0f0fu, a.y & 0x0f0f0f0fu, q.w);
+  for (int i = 0; i < C::kHeadTiles; ++i) {
+    const uint32_t query = query_address(store, tile, i, lane) + 4 * C::kKeyWords;
+    const uint4 q = ptx::load_shared_16(query);
+    if constexpr (C::kHighPlanes == 4) {
+      ptx::mma_u8s8_k16(dot[i], x.x & 0x01010101u, x.y & 0x01010101u, q.x);
+      ptx::mma_u8s8_k16(dot[i], x.x & 0x03030303u, x.y & 0x03030303u, q.y);
+      ptx::mma_u8s8_k16(dot[i], x.x & 0x07070707u, x.y & 0x07070707u, q.z);
+      ptx::mma_u8s8_k16(dot[i], x.x & 0x0f0f0f0fu, x.y & 0x0f0f0f0fu, q.w);
+    } else {
+      // Planes p and p + 4 share an instruction.
+      const uint4 both = {x.x, x.y, y.x, y.y}, r = ptx::load_shared_16(query + 16);
+      ptx::mma_u8s8_k32(dot[i], masked(both, 0x01010101u), q.x, r.x);
+      ptx::mma_u8s8_k32(dot[i], masked(both, 0x03030303u), q.y, r.y);
+      ptx::mma_u8s8_k32(dot[i], masked(both, 0x07070707u), q.z, r.z);
+      ptx::mma_u8s8_k32(dot[i], masked(both, 0x0f0f0f0fu), q.w, r.w);
     }
   }
 }

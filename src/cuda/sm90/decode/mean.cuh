@@ -64,23 +64,23 @@ struct MeanStore {
 struct PageTurn {
   float2 turns[2];
 
-  __device__ __forceinline__ void load(const MeanTerm& mean, int page, int step, int lane) {
-    const float2* row =
-        reinterpret_cast<const float2*>(mean.start) + static_cast<int64_t>(page) * mean.num_pairs;
+  // row: shared address of the page's turns.
+  __device__ __forceinline__ void load(uint32_t row, int num_pairs, int step, int lane) {
     // Pairs beyond the last have no coefficients.
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      turns[i] = __ldg(row + smaller(8 * step + 4 * i + (lane & 3), mean.num_pairs - 1));
+      const uint2 x =
+          ptx::load_shared_8(row + 8 * smaller(8 * step + 4 * i + (lane & 3), num_pairs - 1));
+      turns[i] = {__uint_as_float(x.x), __uint_as_float(x.y)};
     }
   }
 };
 
-// Adds the term, all but its constant. first: the turn of step 0, asked for before the page
-// arrived.
+// Adds the term, all but its constant. turns: shared address of the page's turns, which arrived
+// with its codes.
 template <class C>
 __device__ __forceinline__ void add_mean(PageLogits<C>& logits, const AttendParams& params,
-                                         const MeanStore<C>& store, PageTurn turn, int page,
-                                         int lane) {
+                                         const MeanStore<C>& store, uint32_t turns, int lane) {
   const int g = lane >> 2, t = lane & 3;
   float sums[4][C::kHeadTiles][4];
 #pragma unroll
@@ -96,6 +96,8 @@ __device__ __forceinline__ void add_mean(PageLogits<C>& logits, const AttendPara
   uint32_t table = ptx::shared_address(store.table) + lane * 16;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step, table += 4 * 2 * 512) {
+    PageTurn turn;
+    turn.load(turns, params.mean.num_pairs, step, lane);
     uint32_t b[C::kHeadTiles][2];
 #pragma unroll
     for (int i = 0; i < C::kHeadTiles; ++i) {
@@ -111,7 +113,6 @@ __device__ __forceinline__ void add_mean(PageLogits<C>& logits, const AttendPara
         b[i][k] = g & 1 ? low : high;
       }
     }
-    if (step + 1 < steps) turn.load(params.mean, page, step + 1, lane);
 #pragma unroll
     for (int slab = 0; slab < 4; ++slab) {
 #pragma unroll

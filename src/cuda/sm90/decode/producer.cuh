@@ -83,7 +83,16 @@ struct Producer {
     }
 #endif
     const uint32_t bytes = C::key_plane_bytes(params) + C::value_plane_bytes(params);
-    ptx::barrier_expect(barrier, bytes);
+    if constexpr (C::kMean) {
+      const uint32_t turn_bytes = params.mean.num_pairs * 8;
+      const int page = schedule->segment.units.first_page + unit;
+      ptx::barrier_expect(barrier, bytes + turn_bytes);
+      ptx::bulk_copy(dst + C::kTurnBegin,
+                     reinterpret_cast<const uint8_t*>(params.mean.start) + wide(page, turn_bytes),
+                     turn_bytes, barrier, ptx::kEvictNormal);
+    } else {
+      ptx::barrier_expect(barrier, bytes);
+    }
     ptx::bulk_copy(dst, schedule->head_pages + wide(id, params.page_stride_bytes), bytes, barrier,
                    ptx::kEvictFirst);
   }
