@@ -319,13 +319,15 @@ TEST_F(EncodeTransformGpu, MeanAndCopies) {
   unsigned seed = 100;
   for (const bool has_image : {true, false}) {
     for (const bool interleaved : {true, false}) {
-      for (const std::int64_t tokens : {100, 1000}) {
+      for (const int bits : {2, 3, 4, 2}) {
         Spec spec;
         spec.has_image = has_image;
         spec.has_mean = true;
         spec.interleaved = interleaved;
-        spec.num_tokens = tokens;
+        spec.key.bits = bits;
+        spec.value.bits = bits == 3 ? 2 : bits;
         spec.seed = ++seed;
+        spec.num_tokens = (seed / 2 + bits) % 2 == 0 ? 100 : 1000;
         expect_close(spec);
       }
     }

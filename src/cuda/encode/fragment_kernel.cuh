@@ -13,14 +13,13 @@ namespace oscar::cuda::encode {
 // Threads of a block, one block a multiprocessor: 168 registers a thread, 255 with the mean; a
 // transform's image lies in shared memory once.
 template <Source kSource>
-inline constexpr int kFragmentThreads = kSource == Source::kLessMean  ? 256
-                                        : kSource == Source::kRotated ? 352
-                                                                      : 384;
+inline constexpr int kFragmentThreads = kSource == Source::kLessMean ? 256 : 384;
 inline constexpr int kFewTokens = 8, kFewWarps = 4;  // of a block of the decode step's kernel
 
-// Codes, scales and flags of rows that are in fragments. spare: with two halves, shared memory of
-// 16 bytes for each pair of column tiles and thread.
-template <int kHeadDim, int kHalves, int kThreads>
+// Codes, scales and flags of rows that are in fragments. spare: with two halves, this lane's 16
+// bytes for the first pair of column tiles, the next 512 bytes on; kIsKept: the second half is
+// there already.
+template <int kHeadDim, int kHalves, bool kIsKept = false>
 __device__ __forceinline__ void encode_fragments(const RowFragments<kHeadDim / 8, kHalves>& v,
                                                  float4* spare, const TileJob& job,
                                                  const RowRules& rules, const RankGuess& guess,
@@ -42,10 +41,10 @@ __device__ __forceinline__ void encode_fragments(const RowFragments<kHeadDim / 8
     half[n][0] = v[n][0];
     half[n][1] = v[n][1];
   }
-  if constexpr (kHalves == 2) {
+  if constexpr (kHalves == 2 && !kIsKept) {
 #pragma unroll
     for (int n = 0; n < kTiles; n += 2) {
-      spare[n / 2 * kThreads + threadIdx.x] = {v[n][2], v[n][3], v[n + 1][2], v[n + 1][3]};
+      spare[16 * n] = {v[n][2], v[n][3], v[n + 1][2], v[n + 1][3]};
     }
   }
 #pragma unroll 1
@@ -63,7 +62,7 @@ __device__ __forceinline__ void encode_fragments(const RowFragments<kHeadDim / 8
       is_live[0] = is_live[1];
 #pragma unroll
       for (int n = 0; n < kTiles; n += 2) {
-        const float4 x = spare[n / 2 * kThreads + threadIdx.x];
+        const float4 x = spare[16 * n];
         half[n][0] = x.x;
         half[n][1] = x.y;
         half[n + 1][0] = x.z;
@@ -106,11 +105,13 @@ __global__ void __launch_bounds__(kFragmentThreads<kSource>, 1)
   if (job.side.rows == nullptr) return;
   constexpr int kThreads = kFragmentThreads<kSource>, kWarps = kThreads / 32;
   constexpr int kBytes = kRowBytes<kHeadDim, kSource>;
-  float4* spare = reinterpret_cast<float4*>(shared + kBytes);
   uint4* parts = reinterpret_cast<uint4*>(shared + 2 * kBytes);
   constexpr uint32_t kTileBytes = TileRows<kHeadDim>::kBytes;
   const uint32_t first_row = ptx::shared_address(shared) + (threadIdx.x >> 5) * kTileBytes;
   const TileRows<kHeadDim> raw{first_row, first_row + kBytes};
+  // Second halves lie where a warp's own leftovers were.
+  float4* spare = reinterpret_cast<float4*>(shared + kBytes + (threadIdx.x >> 5) * kTileBytes) +
+                  (threadIdx.x & 31);
   TransformHead head{1.0f, 1, {}};
   if constexpr (kSource != Source::kRotated) {
     const std::uint8_t* image = static_cast<const std::uint8_t*>(job.side.transform_image) +
@@ -151,12 +152,30 @@ __global__ void __launch_bounds__(kFragmentThreads<kSource>, 1)
     raw.wait();
     RowFragments<kTiles, 2> v;
     if constexpr (kSource == Source::kRotated) {
-      raw.widen(v);
+      if (has_copies) {
+        raw.widen(v);
+        copy_rows<kHeadDim, 2>(v, job, copies);
+      }
+      // One half in registers at a time.
+      RowFragment<kTiles> half;
+      raw.widen(1, half);
+#pragma unroll
+      for (int n = 0; n < kTiles; n += 2) {
+        spare[16 * n] = {half[n][0], half[n][1], half[n + 1][0], half[n + 1][1]};
+      }
+      raw.widen(0, half);
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        v[n][0] = half[n][0];
+        v[n][1] = half[n][1];
+      }
     }
     if (kSource == Source::kTransform || (kSource == Source::kLessMean && has_copies)) {
       transform_fragments<kHeadDim, 2, kTiles, false>(v, raw, parts, head.num_parts, head.unit, 0);
     }
-    if (has_copies) copy_rows<kHeadDim, 2>(v, job, copies);  // a copy holds the mean
+    if (kSource != Source::kRotated && has_copies) {
+      copy_rows<kHeadDim, 2>(v, job, copies);  // a copy holds the mean
+    }
     if constexpr (kSource == Source::kLessMean) {
       raw.subtract(job, tokens);
       transform_fragments<kHeadDim, 2, kTiles, true>(v, raw, parts, head.num_parts, head.unit, 0);
@@ -166,7 +185,7 @@ __global__ void __launch_bounds__(kFragmentThreads<kSource>, 1)
     int next[2];
     tokens_of(tile + step, next);
     if (tile + step < num_tiles) raw.fetch(job, next);
-    encode_fragments<kHeadDim, 2, kThreads>(v, spare, job, rules, guess, tokens);
+    encode_fragments<kHeadDim, 2, kSource == Source::kRotated>(v, spare, job, rules, guess, tokens);
   }
 }
 
@@ -262,7 +281,7 @@ __global__ void __launch_bounds__(32 * kFewWarps, 1)
     }
     store_packed<kHeadDim, 1>(job, rules, slots, load, rows, scale_zero, is_odd);
   } else {
-    encode_fragments<kHeadDim, 1, 32 * kFewWarps>(v, nullptr, job, rules, guess, tokens);
+    encode_fragments<kHeadDim, 1>(v, nullptr, job, rules, guess, tokens);
   }
 }
 
