@@ -26,9 +26,10 @@ struct ExactCopies {
 struct MeanTerm {
   const float* coefficients = nullptr;  // [num_seqs][num_queries][num_q_heads][2·num_pairs + 1], of
                                         // q·b unscaled; null: none
-  const float* tile = nullptr;   // [64][num_pairs][2] cos, sin of w_f·lo
-  const float* start = nullptr;  // [max_pages][num_pairs][2] cos, sin of w_f·64·page, 16-byte aligned
-  std::int32_t num_pairs = 0;    // ≤ head_dim / 2
+  const float* tile = nullptr;  // [64][num_pairs][2] cos, sin of w_f·lo
+  const float* start =
+      nullptr;  // [max_pages][num_pairs][2] cos, sin of w_f·64·page, 16-byte aligned
+  std::int32_t num_pairs = 0;  // ≤ head_dim / 2
 };
 inline constexpr int kHopperMeanPairs = 32;  // most pairs of the Hopper kernel
 
