@@ -154,6 +154,23 @@ OSCAR_API oscar_status oscar_cuda_transform_rows(const uint16_t* rows, uint16_t*
                                                  int32_t num_kv_heads, int32_t heads_per_kv_head,
                                                  int32_t head_dim, void* stream);
 
+/* ---- Back to rows ---- */
+
+/* Codes of one sequence as rows in order, for a prefill that continues a prompt. */
+typedef struct oscar_cuda_dequantize_args {
+  const uint8_t* pages; /* as for attention */
+  int64_t page_stride_bytes, head_stride_bytes;
+  const int32_t* block_table;      /* [⌈(first_token + num_tokens)/64⌉] of the sequence */
+  int64_t first_token, num_tokens; /* the range of its tokens */
+  int32_t num_kv_heads, head_dim;  /* head_dim: a multiple of 16 */
+  oscar_cuda_quant key, value;
+  /* [num_tokens][num_kv_heads][head_dim] BF16, rotated, without the mean; NULL: left out. */
+  uint16_t *keys, *values;
+  int64_t token_stride; /* of both, in elements */
+} oscar_cuda_dequantize_args;
+
+OSCAR_API oscar_status oscar_cuda_dequantize(const oscar_cuda_dequantize_args* args, void* stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "cuda/attend.h"
+#include "cuda/dequantize.h"
 #include "cuda/encode.h"
 #include "cuda/transform.h"
 #include "oscar/oscar_cuda.h"
@@ -241,4 +242,26 @@ oscar_status oscar_cuda_transform_rows(const uint16_t* rows, uint16_t* out, int6
       oscar::cuda::run_transform_rows({rows, out, token_stride, out_token_stride, image, num_tokens,
                                        num_kv_heads, heads_per_kv_head, head_dim},
                                       static_cast<cudaStream_t>(stream)));
+}
+
+oscar_status oscar_cuda_dequantize(const oscar_cuda_dequantize_args* args, void* stream) {
+  if (args == nullptr) return fail(OSCAR_INVALID_ARGUMENT, "args must not be NULL");
+  return guarded([&] {
+    const oscar_cuda_dequantize_args& a = *args;
+    oscar::cuda::DequantizeParams p;
+    const auto key = oscar::cuda::layout_of(a.key, a.head_dim, "keys");
+    const auto value = oscar::cuda::layout_of(a.value, a.head_dim, "values");
+    p.sides[0] = {a.keys, oscar::cuda::device_plane(key, oscar::cuda::Side::kKey), 0};
+    p.sides[1] = {a.values, oscar::cuda::device_plane(value, oscar::cuda::Side::kValue),
+                  static_cast<std::int32_t>(key.plane_bytes())};
+    p.pages = a.pages;
+    p.page_stride_bytes = a.page_stride_bytes;
+    p.head_stride_bytes = a.head_stride_bytes;
+    p.block_table = a.block_table;
+    p.first_token = a.first_token;
+    p.num_tokens = a.num_tokens;
+    p.token_stride = a.token_stride;
+    p.num_kv_heads = a.num_kv_heads;
+    return result_of(oscar::cuda::run_dequantize(p, static_cast<cudaStream_t>(stream)));
+  });
 }
