@@ -73,6 +73,21 @@ def model_folder(name: str, root: pathlib.Path) -> str:
     return str(folder)
 
 
+def pretend_copies() -> None:
+    """Decoding reads exact copies as it does after a prompt that was computed."""
+    import pretend
+    from oscar_kv.vllm.cuda_worker import CudaSteps
+
+    original = CudaSteps._advance
+
+    def advance(self, book, common, rows, copies, single):
+        original(self, book, common, rows, copies, single)
+        if pretend.pretending:
+            copies.blocks.copy_(rows)
+
+    CudaSteps._advance = advance
+
+
 class Bench:
     """An engine with one cache, and the points that are asked of it."""
 
@@ -90,6 +105,7 @@ class Bench:
             from oscar_kv.vllm.plugin import registered_name
 
             refusals.HARMLESS_CONNECTORS.add("PretendedPrompts")
+            pretend_copies()
             os.environ["OSCAR_KV"] = kv or "quarot"
             arguments = {"attention_backend": registered_name(), "block_size": 64}
         elif kind == "fp8":

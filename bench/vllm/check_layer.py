@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 import torch
 from oscar_kv.artefact import ModelShape
-from oscar_kv.serving import CopyBook, open_method
+from oscar_kv.serving import Copies, CopyBook, open_method
 from oscar_kv.serving.cuda_layer import CudaLayer, CudaStep, Plans, Prefill
 from oscar_kv.serving.cuda_library import CudaLibrary
 from oscar_kv.serving.cuda_selftest import check_cuda_layer
-from oscar_kv.serving.graphed_book import GraphedBook
+from oscar_kv.serving.decode_book import decode_step
 from oscar_kv.serving.windows import Windows
 
 METHODS = ("quarot", "quarot:k3v2", "quarot:k4v4", "quarot:sink=0,recent=0", "naive")
@@ -50,12 +50,15 @@ class Decoding:
             (num_seqs * per_seq, codec.page_bytes), dtype=torch.uint8, device="cuda"
         )
         sizes = (windows.sink_tokens, windows.recent_tokens, windows.ring_tokens)
-        self.book = GraphedBook(CopyBook(num_seqs, *sizes, num_seqs * per_seq, "cuda"))
+        self.book = CopyBook(num_seqs, *sizes, num_seqs * per_seq, "cuda")
         self.rows = torch.arange(num_seqs, device="cuda")
         self.starts = torch.arange(num_seqs + 1, device="cuda", dtype=torch.int32)
         self.lengths = torch.full((num_seqs,), length, dtype=torch.int32, device="cuda")
         self.slots = torch.zeros(num_seqs, dtype=torch.int64, device="cuda")
         self.positions = torch.zeros(num_seqs, dtype=torch.int32, device="cuda")
+        self.copies = Copies(
+            torch.empty_like(self.slots), torch.empty_like(self.lengths), *(None, None, None)
+        )
         self.q = torch.randn(num_seqs, 32, 128, dtype=torch.bfloat16, device="cuda")
         self.k = torch.randn(num_seqs, 8, 128, dtype=torch.bfloat16, device="cuda")
         self.out = torch.empty_like(self.q)
@@ -66,7 +69,7 @@ class Decoding:
         self.slots.copy_(page * 64 + last % 64)
         self.positions.copy_(last)
         arguments = (self.rows, self.starts, self.lengths, self.table, self.slots)
-        self.copies = self.book.step(*arguments, graphed=True)
+        decode_step(self.book, self.copies, *arguments)
         return CudaStep(
             len(self.slots),
             *(self.lengths, self.table, self.slots, self.positions, self.rows, self.copies),

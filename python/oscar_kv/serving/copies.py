@@ -182,5 +182,5 @@ class CopyBook:
         self._writer[page.clamp(0, self.num_pages)] = torch.where(
             owner < self.num_blocks, owner, -1
         )
-        self._writer[self.num_pages] = -1
+        self._writer[self.num_pages :].fill_(-1)
         return torch.where(kept, row, -1)

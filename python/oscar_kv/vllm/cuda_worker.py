@@ -1,5 +1,6 @@
 """Layers of a GPU worker, and what a step looks like to them."""
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from oscar_kv.serving.copies import Copies
 from oscar_kv.serving.cuda_layer import CudaLayer, CudaStep, Plans, Prefill
 from oscar_kv.serving.cuda_library import CudaLibrary
 from oscar_kv.serving.cuda_selftest import NUM_TOKENS, check_cuda_layer
-from oscar_kv.serving.graphed_book import GraphedBook
+from oscar_kv.serving.decode_book import decode_step
 
 
 def dense_attention() -> Any:
@@ -95,7 +96,6 @@ class CudaSteps:
             buffer(most_seqs, torch.int64),
         )
         self._ends: dict[int, int] = {}  # row → tokens of its request, as the host knows them
-        self._book: GraphedBook | None = None
 
     def build(self, common: Any, num_pages: int, for_capture: bool = False) -> CudaStep:
         num_seqs, num_tokens = common.num_reqs, common.num_actual_tokens
@@ -119,7 +119,7 @@ class CudaSteps:
                 copies.blocks.fill_(-1)
             else:
                 takes_sinks = self._note_rows(common, num_seqs)
-                self._advance(book, common, rows, copies, single)
+                self._advance(book, common, rows, copies, single and not takes_sinks)
         positions = self._positions[:num_tokens]
         if common.positions is not None and not for_capture:
             positions.copy_(common.positions[:num_tokens])
@@ -145,15 +145,12 @@ class CudaSteps:
             common.block_table_tensor[:num_seqs],
             common.slot_mapping[:num_tokens],
         )
-        if self._book is None or self._book.book is not book:
-            self._book = GraphedBook(book)
-        result = self._book.step(*arguments, graphed=single)
-        copies.slots.copy_(result.slots)
-        copies.blocks.copy_(result.blocks)
-        if not single:
-            copies.exact_from.copy_(result.exact_from)
-            copies.sinks.copy_(result.sinks)
-            copies.donors.copy_(result.donors)
+        if single:
+            decode_step(book, copies, *arguments)
+            return
+        result = book.step(*arguments)
+        for field in dataclasses.fields(Copies):
+            getattr(copies, field.name).copy_(getattr(result, field.name))
 
     def _note_rows(self, common: Any, num_seqs: int) -> bool:
         """Fills the rows of the sequences; whether one may find its first tokens with another."""
