@@ -230,7 +230,7 @@ class Bench:
         if found is None:
             raise SystemExit(f"point {text} is no [prefill:|serve:|profile:]TOKENS[+NEW]xBATCH")
         kind, length = found[1], int(found[2])
-        new_tokens = int(found[3] or NEW_TOKENS) if kind != "prefill" else 2
+        new_tokens = int(found[3] or NEW_TOKENS) if kind != "prefill" else 8
         room = min(GRAPHS[-1], int(self.kv_tokens * 0.985) // (length + new_tokens + 64))
         batch = room if found[4] == "max" else int(found[4])
         if batch > room:
