@@ -60,9 +60,15 @@ Status prepare_attend(const AttendPlan& plan, void* workspace, std::size_t works
     return Status::failure(Status::Code::kInvalidArgument, "%s is not in this build",
                            kernel_name(plan.kernel));
   }
-  const cudaError_t limit =
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(function.function),
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, function.shared_bytes);
+  // The limit is the function's, of all plans: it is raised only, or larger batches could not be
+  // launched any more.
+  const void* kernel = reinterpret_cast<const void*>(function.function);
+  cudaFuncAttributes now = {};
+  cudaError_t limit = cudaFuncGetAttributes(&now, kernel);
+  if (limit == cudaSuccess && now.maxDynamicSharedSizeBytes < function.shared_bytes) {
+    limit = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 function.shared_bytes);
+  }
   return limit == cudaSuccess ? Status{} : cuda_failure(plan, "raising the shared memory", limit);
 }
 

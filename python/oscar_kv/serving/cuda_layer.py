@@ -126,6 +126,10 @@ class Prefill:
             (2, min(self.TILE, max_tokens), *room[1:]), dtype=torch.bfloat16, device="cuda"
         )
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(2 * x.numel() for x in (self.keys, self.values, self.rotated))
+
 
 class CudaLayer:
     """copies: BF16 [num_blocks, num_kv_heads, 2, rows_per_block, head_dim] rotated, or None."""

@@ -1,6 +1,7 @@
 """Layers of a GPU worker, and what a step looks like to them."""
 
 import dataclasses
+import logging
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from oscar_kv.serving.cuda_layer import CudaLayer, CudaStep, Plans, Prefill
 from oscar_kv.serving.cuda_library import CudaLibrary
 from oscar_kv.serving.cuda_selftest import NUM_TOKENS, check_cuda_layer
 from oscar_kv.serving.decode_book import decode_step
+
+logger = logging.getLogger("vllm.oscar_kv")
 
 
 def dense_attention() -> Any:
@@ -65,10 +68,15 @@ def make_layers(worker: Any) -> dict[str, CudaLayer]:
         codec = worker.served.codec(index, worker.max_position)
         layers[name] = CudaLayer(codec, windows, plans, prefill, None if pool is None else pool[i])
     check_cuda_layer(worker.served, library, prefill)
-    # Workspaces of the batch sizes that graphs are captured for; others are made when they come.
-    for size in config.compilation_config.cudagraph_capture_sizes or []:
-        if size <= config.scheduler_config.max_num_seqs:
-            plans[size]
+    # Workspaces of every batch that may come, before vLLM measures what memory is left.
+    for size in range(1, config.scheduler_config.max_num_seqs + 1):
+        plans[size]
+    logger.info(
+        "oscar-kv: attention kernel %s, workspaces %.1f MiB, room for continued prompts %.1f MiB",
+        plans.kernel,
+        plans.num_bytes / 2**20,
+        prefill.num_bytes / 2**20,
+    )
     worker.cuda_steps = CudaSteps(worker)
     worker.plans = plans
     return layers
