@@ -44,7 +44,9 @@ class Simulation:
 
     def step(self, rows: np.ndarray, step) -> None:
         arrays = (rows, step.starts, step.lengths, step.table, step.slots)
-        copies = self.book.step(*map(torch.from_numpy, arrays))
+        self.carry_out(self.book.step(*map(torch.from_numpy, arrays)), rows, step)
+
+    def carry_out(self, copies, rows: np.ndarray, step) -> None:
         size, sinks = self.windows.rows_per_block, self.windows.sink_tokens
         before = self.pool.copy()
         for block, donor in zip(rows, copies.donors.tolist(), strict=True):

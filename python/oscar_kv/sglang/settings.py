@@ -1,0 +1,32 @@
+"""What the user sets, by environment: SGLang hands plugins no options of their own."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+
+from oscar_kv.errors import InvalidArgumentError
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """kv: artefact or method with options, as --kv takes them; "": data-free, with a warning.
+
+    strict: refuse to start without an artefact. copy_blocks: requests that can have exact copies at
+    the same time; None: as many as --max-running-requests says.
+    """
+
+    kv: str = ""
+    strict: bool = False
+    copy_blocks: int | None = None
+
+
+def read(environment: Mapping[str, str] | None = None) -> Settings:
+    """From OSCAR_KV, OSCAR_STRICT and OSCAR_COPY_BLOCKS."""
+    given = os.environ if environment is None else environment
+    strict = given.get("OSCAR_STRICT", "")
+    if strict not in ("0", "1", ""):
+        raise InvalidArgumentError(f"OSCAR_STRICT is '{strict}'; right: 0 or 1")
+    blocks = given.get("OSCAR_COPY_BLOCKS", "")
+    if blocks and not (blocks.isascii() and blocks.isdigit() and int(blocks)):
+        raise InvalidArgumentError(f"OSCAR_COPY_BLOCKS is '{blocks}'; right: at least 1")
+    return Settings(given.get("OSCAR_KV", ""), strict == "1", int(blocks) if blocks else None)

@@ -1,0 +1,190 @@
+"""What one SGLang scheduler process holds: the method, the pools of exact copies, the layers."""
+
+import logging
+from typing import Any
+
+import torch
+
+from oscar_kv.artefact import ModelShape
+from oscar_kv.codec import PAGE_TOKENS
+from oscar_kv.errors import InternalError, UnsupportedError
+from oscar_kv.serving import CopyBook, ServedMethod, open_method
+from oscar_kv.serving.cpu_layer import CpuLayer
+from oscar_kv.serving.selftest import check_cpu_layer
+from oscar_kv.serving.windows import Windows
+from oscar_kv.sglang import settings
+from oscar_kv.sglang.row_blocks import RowBlocks
+
+logger = logging.getLogger("sglang.oscar_kv")
+
+CPU_HEAD_SIZES = tuple(range(32, 257, 16))
+CUDA_HEAD_SIZES = (64, 128)
+# Requests with exact copies where the user does not say how many run at once; SGLang's own limit
+# is then in the thousands, more than copies fit.
+DEFAULT_BLOCKS = 64
+# SGLang's rows of token slots are a few longer than the context.
+POSITION_ROOM = 64
+
+
+class Worker:
+    """Raises where the set-up is refused.
+
+    shape: the whole model's. layers: indices of this process's layers, in the order of the pool.
+    max_requests: --max-running-requests, None where it is not given. graph_sizes: batch sizes that
+    decode graphs are captured for.
+    """
+
+    def __init__(
+        self,
+        *,
+        chosen: settings.Settings,
+        device: str,
+        shape: ModelShape,
+        architecture: str,
+        weights_hash: str,
+        layers: range,
+        context_tokens: int,
+        max_requests: int | None,
+        rank: int = 0,
+        ranks: int = 1,
+        graph_sizes: tuple[int, ...] = (),
+    ) -> None:
+        self.device, self.local_layers = torch.device(device), layers
+        self.served: ServedMethod = open_method(
+            chosen.kv,
+            architecture,
+            shape,
+            weights_hash=weights_hash,
+            rank=rank,
+            ranks=ranks,
+            strict=chosen.strict,
+        )
+        for warning in self.served.warnings:
+            logger.warning("oscar-kv: %s", warning)
+        method = self.served.method
+        self.windows = Windows.of(method.sink_tokens, method.recent_tokens)
+        self.max_position = context_tokens + POSITION_ROOM - 1
+        self.graph_sizes = graph_sizes
+        self.num_blocks = self._choose_blocks(chosen.copy_blocks, max_requests)
+        self.layers: dict[int, Any] = {}
+        self.sized = False  # SGLang has asked for our bytes of a token
+        self._book: CopyBook | None = None
+        self._rows: RowBlocks | None = None
+
+    def _choose_blocks(self, given: int | None, max_requests: int | None) -> int:
+        if given is not None:
+            return min(given, max_requests or given)
+        if max_requests is None and self.windows.rows_per_block:
+            logger.warning(
+                "oscar-kv: --max-running-requests is not given, so there is room for exact copies "
+                "of %d requests; those beyond that at one time are served from codes alone. "
+                "--max-running-requests or OSCAR_COPY_BLOCKS says how many it should be",
+                DEFAULT_BLOCKS,
+            )
+        return max_requests or DEFAULT_BLOCKS
+
+    @property
+    def head_sizes(self) -> tuple[int, ...]:
+        return CPU_HEAD_SIZES if self.device.type == "cpu" else CUDA_HEAD_SIZES
+
+    @property
+    def page_bytes(self) -> int:
+        """Of a page of one layer, all KV heads of this rank."""
+        return PAGE_TOKENS * self.served.shape.num_kv_heads * self.served.token_head_bytes
+
+    def bytes_per_token(self, num_layers: int) -> int:
+        """What a token takes in the cache, as SGLang sizes its pool."""
+        if num_layers != len(self.local_layers):
+            raise InternalError(
+                f"SGLang sizes its pool for {num_layers} layers, {len(self.local_layers)} are here"
+            )
+        self.sized = True
+        return num_layers * self.served.shape.num_kv_heads * self.served.token_head_bytes
+
+    def allocate(self) -> None:
+        """Makes layers and pools of copies; before SGLang measures what memory is left."""
+        if self.device.type == "cpu":
+            self._make_cpu_layers()
+        else:
+            from oscar_kv.sglang.cuda_layers import make_layers
+
+            self.layers = make_layers(self)
+        logger.info("oscar-kv: %s", self.served)
+        logger.info("oscar-kv: %s", self.describe_copies())
+
+    def describe_copies(self) -> str:
+        shape = self.served.shape
+        row = 2 * shape.num_kv_heads * (shape.head_dim_k + shape.head_dim_v)
+        block = self.windows.rows_per_block * row * len(self.local_layers)
+        return (
+            f"exact copies of the first {self.windows.sink_tokens} and the last "
+            f"{self.windows.recent_tokens} tokens of up to {self.num_blocks} requests: "
+            f"{block * self.num_blocks / 2**20:.1f} MiB ({block / 2**20:.2f} MiB a request), "
+            "taken before the KV cache is sized"
+        )
+
+    def _make_cpu_layers(self) -> None:
+        shape, rows = self.served.shape, self.num_blocks * self.windows.rows_per_block
+
+        def pool(head_dim: int) -> torch.Tensor | None:
+            if not rows:
+                return None
+            return torch.zeros(rows, shape.num_kv_heads, head_dim, dtype=torch.bfloat16)
+
+        for index in self.local_layers:
+            codec = self.served.codec(index, self.max_position)
+            self.layers[index] = CpuLayer(
+                codec, self.windows, pool(shape.head_dim_k), pool(shape.head_dim_v)
+            )
+        check_cpu_layer(self.served)
+
+    def book(self, num_pages: int) -> CopyBook | None:
+        """The book of copies for a pool of num_pages pages; None without windows."""
+        if not self.windows.rows_per_block:
+            return None
+        if self._book is None or self._book.num_pages != num_pages:
+            self._book = CopyBook(
+                self.num_blocks,
+                self.windows.sink_tokens,
+                self.windows.recent_tokens,
+                self.windows.ring_tokens,
+                num_pages,
+                self.device,
+            )
+        return self._book
+
+    def rows(self, num_rows: int) -> RowBlocks:
+        """Blocks of the rows of SGLang's request table, which has num_rows."""
+        if self._rows is None or self._rows.num_rows != num_rows:
+            self._rows = RowBlocks(self.num_blocks, num_rows, self.device)
+        return self._rows
+
+    def free_rows(self, rows: list[int]) -> None:
+        if self._rows is not None:
+            self._rows.free(rows)
+
+    def clear_rows(self) -> None:
+        if self._rows is not None:
+            self._rows.clear()
+
+
+_worker: Worker | None = None
+
+
+def set_worker(worker: Worker | None) -> None:
+    global _worker
+    _worker = worker
+
+
+def find_worker() -> Worker | None:
+    return _worker
+
+
+def current_worker() -> Worker:
+    """The worker of this process."""
+    if _worker is None:
+        raise UnsupportedError(
+            "SGLang made no KV cache for attention backend oscar; the plugin's hooks did not run "
+            "(the log above says why)"
+        )
+    return _worker
