@@ -7,7 +7,6 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 
 from oscar_kv.codec import PAGE_TOKENS
 from oscar_kv.errors import UnsupportedError
-from oscar_kv.serving.graphed_book import GraphedBook
 from oscar_kv.sglang import refusals
 from oscar_kv.sglang.pool import OscarTokenToKVPool
 from oscar_kv.sglang.steps import CpuSteps, CudaSteps
@@ -31,20 +30,14 @@ class OscarAttnBackend(AttentionBackend):
         self.forward_metadata: Any = None
         table = self.req_to_token_pool.req_to_token
         num_pages = self.token_to_kv_pool.num_pages
-        self._books: tuple[Any, GraphedBook] | None = None
         if self.worker.device.type == "cpu":
             self.steps: Any = CpuSteps(self.worker, table, num_pages)
         else:
-            self.steps = CudaSteps(
-                *(self.worker, table, num_pages, table.shape[0]),
-                max(self.token_to_kv_pool.size, table.shape[0]) + PAGE_TOKENS,
-                self._graphed,
-            )
+            from oscar_kv.serving.decode_book import decode_step
 
-    def _graphed(self, book: Any) -> Any:
-        if self._books is None or self._books[0] is not book:
-            self._books = (book, GraphedBook(book))
-        return self._books[1].step
+            max_seqs = table.shape[0] + PAGE_TOKENS  # graphs' batches are rounded up
+            max_tokens = self.token_to_kv_pool.size + max_seqs
+            self.steps = CudaSteps(self.worker, table, num_pages, max_seqs, max_tokens, decode_step)
 
     # ---- metadata ----
 

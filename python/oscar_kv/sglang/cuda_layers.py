@@ -1,5 +1,6 @@
 """Layers of a GPU process: pools of copies, plans, and SGLang's dense attention for prompts."""
 
+import logging
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from oscar_kv.errors import UnsupportedError
 from oscar_kv.serving.cuda_layer import CudaLayer, Plans, Prefill
 from oscar_kv.serving.cuda_library import CudaLibrary
 from oscar_kv.serving.cuda_selftest import NUM_TOKENS, check_cuda_layer
+
+logger = logging.getLogger("sglang.oscar_kv")
 
 
 def dense_attention() -> Any:
@@ -63,7 +66,13 @@ def make_layers(worker: Any) -> dict[int, CudaLayer]:
         codec = worker.served.codec(index, worker.max_position)
         layers[index] = CudaLayer(codec, windows, plans, prefill, None if pool is None else pool[i])
     check_cuda_layer(worker.served, library, prefill)
-    # Workspaces of the batch sizes that graphs are captured for; others are made when they come.
-    for size in worker.graph_sizes:
+    # Workspaces of every batch that is expected, before SGLang measures what memory is left.
+    for size in range(1, worker.num_requests + 1):
         plans[size]
+    logger.info(
+        "oscar-kv: attention kernel %s, workspaces %.1f MiB, room for continued prompts %.1f MiB",
+        plans.kernel,
+        plans.num_bytes / 2**20,
+        prefill.num_bytes / 2**20,
+    )
     return layers

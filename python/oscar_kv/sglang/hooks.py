@@ -54,10 +54,10 @@ def configure(original: Callable[..., Any], self: Any, **arguments: Any) -> Any:
     """Before SGLang measures memory: refusals, and everything of ours that takes memory."""
     from sglang.srt.arg_groups.model_override_base import resolved_view
 
+    set_worker(None)  # an engine that this process had before
     options = resolved_view(self.server_args)
     if not chosen(options):
         return original(self, **arguments)
-    set_worker(None)
     refusals.check_options(options)
     set_worker(make_worker(self, options))
     current_worker().allocate()
@@ -105,8 +105,6 @@ def make_worker(configurator: Any, options: Any) -> Worker:
     model, info, parallel = configurator.model_config, configurator.layer_info, get_parallel()
     config = model.hf_text_config
     require_ordinary_attention(config)
-    graphs = options.cuda_graph_config
-    sizes = graphs.decode.bs if graphs is not None and graphs.decode.backend == "full" else None
     worker = Worker(
         chosen=settings.read(),
         device=configurator.device,
@@ -120,7 +118,6 @@ def make_worker(configurator: Any, options: Any) -> Worker:
         max_requests=options.max_running_requests,
         rank=parallel.attn_tp_rank,
         ranks=parallel.attn_tp_size,
-        graph_sizes=tuple(sizes or ()),
     )
     refusals.check_type(configurator.kv_cache_dtype, worker.device)
     for module in configurator.model.modules():

@@ -4,6 +4,7 @@ SGLang names a token's place by slot, 64 · page + offset, page 0 being padding:
 holds the slot of every token of every row.
 """
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,8 @@ class CpuSteps(Steps):
 class CudaSteps(Steps):
     """Builds steps in buffers that stay where they are, for graphs.
 
-    max_seqs, max_tokens: largest batch. run_book: CopyBook.step, or the same from a graph.
+    max_seqs, max_tokens: largest batch. decode_step: the book's step where every sequence has one
+    new token (serving/decode_book.py).
     """
 
     def __init__(
@@ -86,10 +88,10 @@ class CudaSteps(Steps):
         num_pages: int,
         max_seqs: int,
         max_tokens: int,
-        run_book: Any,
+        decode_step: Any,
     ) -> None:
         super().__init__(worker, table, num_pages)
-        self._run_book, self._max_seqs = run_book, max_seqs
+        self._decode_step = decode_step
         device = table.device
 
         def buffer(*size: int, dtype: torch.dtype, fill: int = -1) -> Tensor:
@@ -148,12 +150,12 @@ class CudaSteps(Steps):
             if for_capture:
                 copies.slots.fill_(-1)
                 copies.blocks.fill_(-1)
+            elif decoding:
+                self._decode_step(book, copies, rows, starts, lengths, pages, slots)
             else:
-                result = self._run_book(book)(
-                    rows, starts, lengths, pages, slots, graphed=decoding
-                )
-                for name in ("slots", "blocks", "exact_from", "sinks", "donors"):
-                    getattr(copies, name).copy_(getattr(result, name))
+                result = book.step(rows, starts, lengths, pages, slots)
+                for field in dataclasses.fields(Copies):
+                    getattr(copies, field.name).copy_(getattr(result, field.name))
         return CudaStep(
             num_tokens,
             lengths,

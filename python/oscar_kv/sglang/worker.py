@@ -30,8 +30,7 @@ class Worker:
     """Raises where the set-up is refused.
 
     shape: the whole model's. layers: indices of this process's layers, in the order of the pool.
-    max_requests: --max-running-requests, None where it is not given. graph_sizes: batch sizes that
-    decode graphs are captured for.
+    max_requests: --max-running-requests, None where it is not given.
     """
 
     def __init__(
@@ -47,7 +46,6 @@ class Worker:
         max_requests: int | None,
         rank: int = 0,
         ranks: int = 1,
-        graph_sizes: tuple[int, ...] = (),
     ) -> None:
         self.device, self.local_layers = torch.device(device), layers
         self.served: ServedMethod = open_method(
@@ -64,7 +62,7 @@ class Worker:
         method = self.served.method
         self.windows = Windows.of(method.sink_tokens, method.recent_tokens)
         self.max_position = context_tokens + POSITION_ROOM - 1
-        self.graph_sizes = graph_sizes
+        self.num_requests = max_requests or DEFAULT_BLOCKS  # room is taken for at start
         self.num_blocks = self._choose_blocks(chosen.copy_blocks, max_requests)
         self.layers: dict[int, Any] = {}
         self.sized = False  # SGLang has asked for our bytes of a token

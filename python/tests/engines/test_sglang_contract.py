@@ -1,4 +1,8 @@
-"""Every symbol of SGLang that the plugin touches, read in the pinned wheel; nothing is installed."""
+"""Every symbol of SGLang that the plugin touches is where it expects it, in the pinned wheel.
+
+Nothing is installed: the sources are read in the wheel. What another version changes shows here
+first.
+"""
 
 import ast
 import os
