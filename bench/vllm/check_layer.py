@@ -38,7 +38,7 @@ class Decoding:
         shape = ModelShape(1, 32, 8, 128, 128)
         served = open_method("quarot", "qwen3", shape)
         windows, codec = Windows.of(64, 256), served.codec(0, length + 99)
-        plans = Plans(library, shape, codec, windows, 0)
+        plans = Plans(library, [codec], windows, 0)
         pool = torch.zeros(
             (num_seqs, 8, 2, windows.rows_per_block, 128), dtype=torch.bfloat16, device="cuda"
         )

@@ -26,6 +26,8 @@ from oscar_kv.serving.cuda_library import (
     Quant,
     Shape,
 )
+from oscar_kv.serving.key_mean import KeyMean
+from oscar_kv.serving.mean_pairs import common_pairs
 from oscar_kv.serving.windows import Windows
 
 HEAD_SIZES = (64, 128)
@@ -69,8 +71,13 @@ class Plans:
     """Plans and workspaces of one shape of attention by batch size; shared by a model's layers."""
 
     def __init__(
-        self, library: CudaLibrary, shape: ModelShape, codec: Codec, windows: Windows, device: int
+        self,
+        library: CudaLibrary,
+        codecs: list[Codec],
+        windows: Windows,
+        device: int,
     ) -> None:
+        codec, shape = codecs[0], codecs[0].model
         if shape.head_dim_k != shape.head_dim_v or shape.head_dim_k not in HEAD_SIZES:
             raise UnsupportedError(
                 f"head sizes are {shape.head_dim_k} and {shape.head_dim_v}; right on CUDA: "
@@ -79,6 +86,7 @@ class Plans:
         self.library, self._device = library, device
         self._shape, self._windows = shape, windows
         self.quants = (_quant(codec.key_side()), _quant(codec.value_side()))
+        self.mean_pairs = common_pairs([each.key_side() for each in codecs])
         self._max_seq_len = codec.max_position + 1
         self._plans: dict[int, tuple[Any, Tensor]] = {}
         self.kernel = ""
@@ -94,7 +102,7 @@ class Plans:
         wanted = Shape(
             *(num_seqs, 1, shape.num_q_heads, shape.num_kv_heads, shape.head_dim_k),
             *(*self.quants, self._max_seq_len, windows.sink_tokens, windows.recent_tokens, 0),
-            *(int(windows.rows_per_block > 0), 0),
+            *(int(windows.rows_per_block > 0), self.mean_pairs),
         )
         plan, info = self.library.plan(wanted, self._device)
         self.kernel = info.kernel.decode()
@@ -143,12 +151,6 @@ class CudaLayer:
         self._page_bytes = codec.page_bytes
         self._run_bytes = codec.key_plane.plane_bytes + codec.value_plane.plane_bytes
         sides = (codec.key_side(), codec.value_side())
-        for name, side in zip(("keys", "values"), sides, strict=True):
-            if side.mean is not None:
-                raise UnsupportedError(
-                    f"layer {codec.layer}: a mean of {name} is not served on CUDA yet; right: "
-                    "options :no-mean"
-                )
         heads, size = self._shape.num_kv_heads, self._shape.head_dim_k
         identity = torch.eye(size, device="cuda").expand(heads, size, size)
 
@@ -156,6 +158,11 @@ class CudaLayer:
             return identity if array is None else torch.from_numpy(array).cuda()
 
         key, value = sides
+        self._mean = None
+        if plans.mean_pairs:
+            self._mean = KeyMean.of(key, heads, size, plans.mean_pairs, codec.max_position)
+        # Copies of values hold what is coded, so their mean stays out of both.
+        self._value_mean = None if value.mean is None else torch.from_numpy(value.mean).cuda()
         query, output = matrix(key.attend_transform), matrix(value.attend_transform)
         self._key_image = self._image(matrix(key.transform))
         self._value_image = self._image(matrix(value.transform))
@@ -207,6 +214,8 @@ class CudaLayer:
             self._take_sinks(step)
         if step.starts is not None:
             self._hold_copies(step)
+        if self._value_mean is not None:
+            values = (values.float() - self._value_mean).to(torch.bfloat16)
         args = EncodeArgs()
         for side, rows, image, clip, quant in zip(
             (args.key, args.value),
@@ -228,6 +237,13 @@ class CudaLayer:
         args.pages = pages.data_ptr()
         args.page_stride_bytes, args.head_stride_bytes = self._page_bytes, self._run_bytes
         args.slots, args.positions = step.slots.data_ptr(), step.positions.data_ptr()
+        if self._mean is not None:
+            args.key.mean = self._mean.rows.data_ptr()
+            args.mean_pairs, args.interleaved = self._mean.num_pairs, int(self._mean.interleaved)
+            args.mean_tile, args.mean_start = (
+                self._mean.tile.data_ptr(),
+                self._mean.start.data_ptr(),
+            )
         if self._copies is not None:
             args.copies = self._copies.data_ptr()
             args.copy_slots = step.copies.slots.data_ptr()
@@ -268,6 +284,8 @@ class CudaLayer:
             raw = torch.empty_like(rows)
             self._transform(rows[0], raw[0], self._key_back_image)
             self._transform(rows[1], raw[1], self._output_image)
+            if self._value_mean is not None:
+                raw[1] = raw[1].float() + self._value_mean
             sinks = step.copies.sinks[i] & (tokens < windows.sink_tokens)
             valid = (sinks | (tokens >= step.copies.exact_from[i])) & (step.rows[i] >= 0)
             self._held[i] = (tokens, raw[0], raw[1], valid[:, None, None])
@@ -334,11 +352,19 @@ class CudaLayer:
             args.copies, args.copy_blocks = self._copies.data_ptr(), blocks.data_ptr()
             args.ring_rows = self._windows.ring_tokens
         args.scale, args.soft_cap = scale, soft_cap
+        if self._mean is not None:
+            coefficients = self._mean.coefficients(q)
+            args.mean_coefficients = coefficients.data_ptr()
+            args.mean_tile = self._mean.attend_tile.data_ptr()
+            args.mean_start = self._mean.attend_start.data_ptr()
         self._library(
             "oscar_cuda_attend",
             *(plan, ctypes.byref(args), workspace.data_ptr(), workspace.numel(), _stream()),
         )
         self._transform(rotated[1], out, self._output_image)
+        if self._value_mean is not None:
+            ratio = q.shape[1] // self._shape.num_kv_heads
+            out += self._value_mean.repeat_interleave(ratio, 0).to(out.dtype)
 
     def _prefill_one(
         self,
@@ -387,6 +413,11 @@ class CudaLayer:
                 strict=True,
             ):
                 self._transform(rows[: end - begin], to[begin:end], image)
+            if self._mean is not None:
+                self._mean.add_to(room.keys[begin:end], begin)
+            if self._value_mean is not None:
+                part = room.values[begin:end]
+                part.copy_(part.float() + self._value_mean)
 
 
 __all__ = ["PAGE_TOKENS", "CudaLayer", "CudaStep", "Plans", "Prefill"]

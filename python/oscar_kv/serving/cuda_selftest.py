@@ -3,11 +3,12 @@
 import numpy as np
 import torch
 
-from oscar_kv.codec import PAGE_TOKENS
+from oscar_kv.codec import PAGE_TOKENS, Side
 from oscar_kv.errors import InternalError
 from oscar_kv.serving.copies import CopyBook
 from oscar_kv.serving.cuda_layer import CudaLayer, CudaStep, Plans, Prefill
 from oscar_kv.serving.cuda_library import CudaLibrary
+from oscar_kv.serving.mean_pairs import channels_of
 from oscar_kv.serving.method import ServedMethod
 from oscar_kv.serving.selftest import dense
 from oscar_kv.serving.windows import Windows
@@ -15,6 +16,20 @@ from oscar_kv.serving.windows import Windows
 NUM_TOKENS, CHUNK = 400, 250  # a chunk, one that continues it, and one token
 # BF16 rows, queries and results: each at most 2^-8 of its part; one code in a thousand may differ.
 TOLERANCE = 2.0**-5
+
+
+def _mean_rows(side: Side, positions: np.ndarray) -> torch.Tensor:
+    """Mean of each token, [T, H, d] BF16; zeros [1, 1, 1] where there is none."""
+    if side.mean is None:
+        return torch.zeros(1, 1, 1, dtype=torch.bfloat16, device="cuda")
+    rows = np.repeat(side.mean[None].astype(np.float64), len(positions), 0)
+    if side.rope is not None:
+        first, second = channels_of(side.rope)
+        angles = positions[:, None].astype(np.float64) * side.rope.inv_freq
+        cos, sin = (f(angles)[:, None] * side.rope.magnitude for f in (np.cos, np.sin))
+        a, b = rows[..., first].copy(), rows[..., second].copy()
+        rows[..., first], rows[..., second] = a * cos - b * sin, a * sin + b * cos
+    return torch.from_numpy(rows).bfloat16().cuda()
 
 
 def check_cuda_layer(
@@ -27,7 +42,7 @@ def check_cuda_layer(
     shape, random = served.shape, np.random.default_rng(1)
     windows = Windows.of(16, 32)
     codec = served.codec(layer, NUM_TOKENS)
-    plans = Plans(library, shape, codec, windows, torch.cuda.current_device())
+    plans = Plans(library, [codec], windows, torch.cuda.current_device())
     room = (1, shape.num_kv_heads, 2, windows.rows_per_block, shape.head_dim_k)
     pool = torch.zeros(room, dtype=torch.bfloat16, device="cuda")
     tested = CudaLayer(codec, windows, plans, prefill, pool)
@@ -38,6 +53,9 @@ def check_cuda_layer(
 
     keys, values, q = rows(shape.num_kv_heads), rows(shape.num_kv_heads), rows(shape.num_q_heads)
     positions = np.arange(NUM_TOKENS, dtype=np.int32)
+    # Keys and values about their means, as a model's are: the codes of a zero row are the mean.
+    keys = keys + _mean_rows(codec.key_side(), positions)
+    values = values + _mean_rows(codec.value_side(), positions)
     num_pages = -(-NUM_TOKENS // PAGE_TOKENS)
     table = torch.from_numpy(random.permutation(num_pages + 2)[None, :num_pages].astype(np.int32))
     slots = table[0].long()[positions // PAGE_TOKENS] * PAGE_TOKENS + torch.from_numpy(

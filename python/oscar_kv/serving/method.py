@@ -10,6 +10,7 @@ import numpy as np
 from oscar_kv.artefact import Artefact, ModelShape
 from oscar_kv.codec import PAGE_TOKENS, Codec, Method
 from oscar_kv.errors import MismatchError, NotFoundError, UnsupportedError
+from oscar_kv.serving.mean_pairs import limit_mean
 
 DATA_FREE = "quarot"
 # Fields that hold a matrix; one [d, d] stands for every head.
@@ -99,12 +100,13 @@ def open_method(
     ranks: int = 1,
     strict: bool = False,
     rope_pairing: str | None = None,
+    most_mean_pairs: int | None = None,
 ) -> ServedMethod:
     """Opens what `kv` names for one rank of a model of this shape.
 
     kv: FILE or METHOD with options, as the command line's --kv; None or "": data-free, with a
     warning, or refused when strict. shape: the whole model's. rope_pairing: of the engine, where it
-    is known.
+    is known. most_mean_pairs: of the keys' mean, as the device's kernels take; None: any.
     """
     warnings = []
     if not kv:
@@ -138,9 +140,17 @@ def open_method(
                 "known (the artefact or the model has no hash of them)"
             )
             _check_pairing(path, artefact, rope_pairing)
-        method = (
-            _method_of_rank(artefact, heads, local, options) if ranks > 1 else Method(kv, local)
-        )
+        served = artefact
+        if most_mean_pairs is not None:
+            served, kept = limit_mean(artefact, most_mean_pairs)
+            if kept < 0.99:
+                warnings.append(
+                    f"{path}: the {most_mean_pairs} pairs of a layer's key mean that this device "
+                    f"takes hold {kept:.1%} of it; the rest is coded with the keys"
+                )
+        if ranks > 1:
+            served = slice_artefact(served, heads, local.num_q_heads)
+        method = Method(kv, local) if served is artefact else _method_of(served, options)
     return ServedMethod(kv, method, local, artefact, tuple(warnings), _token_head_bytes(kv, method))
 
 
@@ -153,11 +163,11 @@ def _check_pairing(path: str, artefact: Artefact, pairing: str | None) -> None:
             )
 
 
-def _method_of_rank(artefact: Artefact, heads: slice, local: ModelShape, options: str) -> Method:
+def _method_of(artefact: Artefact, options: str) -> Method:
     with tempfile.TemporaryDirectory(prefix="oscar-kv-") as folder:
-        path = os.path.join(folder, "rank.oscar.safetensors")
-        slice_artefact(artefact, heads, local.num_q_heads).save(path)
-        return Method(f"{path}:{options}" if options else path, local)
+        path = os.path.join(folder, "served.oscar.safetensors")
+        artefact.save(path)
+        return Method(f"{path}:{options}" if options else path, artefact.model)
 
 
 def _token_head_bytes(kv: str, method: Method) -> int:

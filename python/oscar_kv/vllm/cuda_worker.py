@@ -56,16 +56,15 @@ def make_layers(worker: Any) -> dict[str, CudaLayer]:
         raise UnsupportedError(f"dtype is {config.model_config.dtype}; right on CUDA: bfloat16")
     names = worker.local_layers
     library = CudaLibrary()
-    first = worker.served.codec(next(iter(names.values())), worker.max_position)
-    plans = Plans(library, shape, first, windows, torch.cuda.current_device())
+    codecs = {name: worker.served.codec(i, worker.max_position) for name, i in names.items()}
+    plans = Plans(library, list(codecs.values()), windows, torch.cuda.current_device())
     prefill = Prefill(shape, max(worker.max_position + 1, NUM_TOKENS), dense_attention())
     pool = None
     if windows.rows_per_block:
         room = (worker.num_blocks, shape.num_kv_heads, 2, windows.rows_per_block, shape.head_dim_k)
         pool = torch.zeros((len(names), *room), dtype=torch.bfloat16, device="cuda")
     layers = {}
-    for i, (name, index) in enumerate(names.items()):
-        codec = worker.served.codec(index, worker.max_position)
+    for i, (name, codec) in enumerate(codecs.items()):
         layers[name] = CudaLayer(codec, windows, plans, prefill, None if pool is None else pool[i])
     check_cuda_layer(worker.served, library, prefill)
     # Workspaces of every batch that may come, before vLLM measures what memory is left.

@@ -9,6 +9,7 @@ from oscar_kv.artefact import ModelShape
 from oscar_kv.errors import UnsupportedError
 from oscar_kv.serving import CopyBook, RowBook, ServedMethod, open_method
 from oscar_kv.serving.cpu_layer import CpuLayer
+from oscar_kv.serving.mean_pairs import FAST_PAIRS
 from oscar_kv.serving.selftest import check_cpu_layer
 from oscar_kv.serving.windows import Windows
 from oscar_kv.vllm import refusals, settings
@@ -52,6 +53,7 @@ class Worker:
             rank=parallel.rank % parallel.tensor_parallel_size,
             ranks=parallel.tensor_parallel_size,
             strict=self.settings.strict,
+            most_mean_pairs=None if self.device.type == "cpu" else FAST_PAIRS,
         )
         for warning in self.served.warnings:
             logger.warning("oscar-kv: %s", warning)

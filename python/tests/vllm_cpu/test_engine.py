@@ -20,15 +20,14 @@ if not MODEL or not ARTEFACT:
     pytest.skip("scripts/vllm_cpu_test sets the model and its artefact", allow_module_level=True)
 
 TEXT = HERE.parents[2] / "data" / "heldout.txt"
-QUESTIONS = ["What is the capital of France?", "How many days does a week have?"]
-TEXT_TOKENS, PREFIX_TOKENS = 1536, 700
+QUESTIONS = ["What is the capital of France?", "Which planet do people live on?"]
+TEXT_TOKENS, PREFIX_TOKENS = 1024, 700
 WHOLE, CHUNK = 2304, 256
 KEPT = ("stock", "artefact")
 
 # name → (kv, most tokens a step)
 ENGINES = {
     "stock": (None, WHOLE),
-    "stock in chunks": (None, CHUNK),
     "quarot": ("quarot", WHOLE),
     "artefact": (ARTEFACT, WHOLE),
     "artefact in chunks": (ARTEFACT, CHUNK),
@@ -38,7 +37,7 @@ ENGINES = {
 
 def run(script: str, *arguments: str) -> str:
     command = [sys.executable, str(HERE / script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 
@@ -100,7 +99,7 @@ def test_answers(engines):
     for name in ("stock", "artefact", "no windows"):
         assert "Paris" in engines[name]["answers"][0], engines[name]["answers"]
     for name in ("stock", "artefact"):
-        assert any(word in engines[name]["answers"][1].lower() for word in ("seven", "7"))
+        assert "Earth" in engines[name]["answers"][1], engines[name]["answers"]
 
 
 def test_a_calibrated_artefact_is_many_times_nearer_than_the_data_free_method(engines):
