@@ -78,6 +78,7 @@ class KeyMean:
         def of_pairs(channels: np.ndarray) -> tuple[Tensor, Tensor]:
             numbers = np.concatenate([channels[chosen], np.zeros(padding, np.int64)])
             values = np.pad(rows[:, channels[chosen]], ((0, 0), (0, padding)))
+            values = np.ascontiguousarray(values)  # picking columns gives them column after column
             return (
                 torch.from_numpy(numbers.astype(np.int32)).to(device),
                 torch.from_numpy(values).to(device),
