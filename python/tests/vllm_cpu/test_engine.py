@@ -90,7 +90,8 @@ def test_the_scheduler_has_the_tokens_that_the_bytes_give(engines):
     run_bytes = codec.key_plane.plane_bytes + codec.value_plane.plane_bytes
     gain = 64 * 2 * method.model.head_dim_k * 4 / run_bytes
     had = engines["stock"]["kv_tokens"], engines["artefact"]["kv_tokens"]
-    assert had[1] / had[0] == pytest.approx(gain, rel=0.01)
+    # The engine counts whole blocks of 128 tokens.
+    assert had[1] / had[0] == pytest.approx(gain, rel=128 / had[0])
     # Against a BF16 cache, at head size 64: a little less than at 128.
     assert gain / 2 > 6.3
 
