@@ -6,9 +6,12 @@ Needs OSCAR_LIBRARY and OSCAR_CUDA_LIBRARY, or a package with both.
 
 import functools
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 
+import numpy as np
+import oscar_kv
 import torch
 from oscar_kv.artefact import ModelShape
 from oscar_kv.serving import Copies, CopyBook, open_method
@@ -16,6 +19,7 @@ from oscar_kv.serving.cuda_layer import CudaLayer, CudaStep, Plans, Prefill
 from oscar_kv.serving.cuda_library import CudaLibrary
 from oscar_kv.serving.cuda_selftest import check_cuda_layer
 from oscar_kv.serving.decode_book import decode_step
+from oscar_kv.serving.mean_pairs import FAST_PAIRS
 from oscar_kv.serving.windows import Windows
 
 METHODS = ("quarot", "quarot:k3v2", "quarot:k4v4", "quarot:sink=0,recent=0", "naive")
@@ -128,15 +132,36 @@ def time_of(action: Callable[[], object], repeats: int = 100) -> float:
     return (time.perf_counter() - began) / repeats * 1e6
 
 
+def artefact_with_means(shape: ModelShape) -> oscar_kv.Artefact:
+    """Fitted to random rows about large means, of keys before RoPE and of values."""
+    size, random = shape.head_dim_k, np.random.default_rng(1)
+    rope = oscar_kv.Rope((1e6 ** (-np.arange(size // 2) / (size // 2))).astype(np.float32))
+    collector = oscar_kv.Collector()
+    for layer in range(shape.num_layers):
+        heads = {"queries": 8, "keys": 2, "values": 2, "outputs": 8}
+        rows = {
+            name: random.standard_normal((600, count, size), np.float32) + np.linspace(-2, 2, size)
+            for name, count in heads.items()
+        }
+        collector.add(layer, positions=np.arange(600), scale=size**-0.5, rope=rope, **rows)
+    artefact = collector.fit("oscar-plus", architecture="qwen3")
+    mean = np.linspace(-1, 1, size, dtype=np.float32)
+    means = {f"layers.{i}.v_mean": np.stack([mean, -mean]) for i in range(shape.num_layers)}
+    return oscar_kv.Artefact(artefact.tensors | means, artefact.metadata)
+
+
 def main() -> None:
     library = CudaLibrary()
     for head_dim in (64, 128):
         shape = ModelShape(2, 8, 2, head_dim, head_dim)
         prefill = Prefill(shape, 512, dense)
-        for kv in METHODS:
-            served = open_method(kv, "qwen3", shape)
-            error = check_cuda_layer(served, library, prefill)
-            print(f"head size {head_dim}, {kv}: off by {error:.2g} of its size")
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/means.oscar.safetensors"
+            artefact_with_means(shape).save(path)
+            for kv in (*METHODS, path):
+                served = open_method(kv, "qwen3", shape, most_mean_pairs=FAST_PAIRS)
+                error = check_cuda_layer(served, library, prefill)
+                print(f"head size {head_dim}, {served}: off by {error:.2g} of its size")
     check_graphs(library)
     time_steps(library)
 

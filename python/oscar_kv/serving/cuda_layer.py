@@ -161,8 +161,15 @@ class CudaLayer:
         self._mean = None
         if plans.mean_pairs:
             self._mean = KeyMean.of(key, heads, size, plans.mean_pairs, codec.max_position)
+            # Compiles the kernel, which must not happen while a graph is captured.
+            room = (1, self._shape.num_q_heads, size)
+            self._mean.coefficients(torch.zeros(room, dtype=torch.bfloat16, device="cuda"))
         # Copies of values hold what is coded, so their mean stays out of both.
-        self._value_mean = None if value.mean is None else torch.from_numpy(value.mean).cuda()
+        self._value_mean = self._output_mean = None
+        if value.mean is not None:
+            self._value_mean = torch.from_numpy(value.mean).cuda()
+            ratio = self._shape.num_q_heads // heads
+            self._output_mean = self._value_mean.repeat_interleave(ratio, 0).bfloat16()
         query, output = matrix(key.attend_transform), matrix(value.attend_transform)
         self._key_image = self._image(matrix(key.transform))
         self._value_image = self._image(matrix(value.transform))
@@ -362,9 +369,8 @@ class CudaLayer:
             *(plan, ctypes.byref(args), workspace.data_ptr(), workspace.numel(), _stream()),
         )
         self._transform(rotated[1], out, self._output_image)
-        if self._value_mean is not None:
-            ratio = q.shape[1] // self._shape.num_kv_heads
-            out += self._value_mean.repeat_interleave(ratio, 0).to(out.dtype)
+        if self._output_mean is not None:
+            out += self._output_mean
 
     def _prefill_one(
         self,
