@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -5,6 +6,7 @@
 
 #include "attention/attention.h"
 #include "base/error.h"
+#include "base/parallel.h"
 #include "buffer_type.h"
 #include "cache_buffer.h"
 #include "ops.h"
@@ -12,6 +14,8 @@
 
 namespace oscar::ggml_plugin {
 namespace {
+
+constexpr std::int64_t kCellsPerTask = 128;
 
 // Copy index of every row, for one layer: the group's slots, and the scratch for the ubatch's own
 // tokens.
@@ -40,6 +44,24 @@ std::vector<float> alibi_slopes(int num_q_heads, float max_bias) {
                                             : std::pow(second, 2 * (head - power_of_two) + 1)));
   }
   return slopes;
+}
+
+// Every row of one side that the queries of a stream may see, decoded: [num_kv][row].
+const float* decode_rows(const GroupLayer& layer, Side side, std::int64_t first_row,
+                         std::int64_t num_kv, CacheGroup* group, int num_threads,
+                         AlignedBuffer<float>* buffer) {
+  const std::int64_t values = layer.info->row_values(side);
+  const auto size = static_cast<std::uint64_t>(num_kv * values);
+  if (buffer->size() < size) *buffer = AlignedBuffer<float>(size);
+  const cache::SideCoder coder = layer.coder(side);
+  const std::int64_t num_tasks = (num_kv + kCellsPerTask - 1) / kCellsPerTask;
+  parallel_for(num_threads, num_tasks, [&](std::int64_t task, int) {
+    const std::int64_t cell = task * kCellsPerTask;
+    layer.store(side).read(coder, first_row + cell, std::min(kCellsPerTask, num_kv - cell),
+                           group->positions().data() + first_row + cell,
+                           buffer->data() + cell * values);
+  });
+  return buffer->data();
 }
 
 void check_usable(const Visibility& visibility, CacheGroup* group) {
@@ -110,6 +132,12 @@ void attend(const ggml_tensor* node, OpContext* context) {
     params.query_positions = ubatch.positions.data() + stream * q->ne[1];
     params.kv.k = layer.plane(Side::kKeys);
     params.kv.v = layer.plane(Side::kValues);
+    if (!group.is_packed()) {
+      params.kv.k_rows = decode_rows(layer, Side::kKeys, first_row, k->ne[1], &group,
+                                     context->num_threads, &context->key_rows);
+      params.kv.v_rows = decode_rows(layer, Side::kValues, first_row, k->ne[1], &group,
+                                     context->num_threads, &context->value_rows);
+    }
     params.kv.first_page = group.first_page(cache_stream);
     params.kv.cell_positions = group.positions().data() + first_row;
     if (!slots.empty()) {

@@ -30,8 +30,8 @@ std::string mebibytes(std::uint64_t bytes) {
 std::string describe(const CacheGroup& group) {
   const GroupLayer& layer = group.layers().front();
   std::string line = std::string(method_name(group.artefact().method)) + ": keys " +
-                     number("%.4g", layer.planes[0].layout.bits_per_value()) + ", values " +
-                     number("%.4g", layer.planes[1].layout.bits_per_value()) + " bits a value, " +
+                     number("%.4g", group.bits_per_value(Side::kKeys)) + ", values " +
+                     number("%.4g", group.bits_per_value(Side::kValues)) + " bits a value, " +
                      std::to_string(group.layers().size()) + " layers, " +
                      std::to_string(group.num_rows()) + " cells, " + mebibytes(group.plane_bytes());
   if (group.window_tokens() > 0) {
@@ -192,8 +192,8 @@ std::uint64_t CacheBuffer::bytes() const {
 }
 
 void CacheBuffer::announce() const {
-  const char* const arithmetic =
-      config_->spec.force_float ? ", codes in floating point" : ", codes in integers";
+  const bool in_float = config_->spec.force_float || !groups_.front()->is_packed();
+  const char* const arithmetic = in_float ? ", codes in floating point" : ", codes in integers";
   for (const auto& group : groups_) log_line(1, describe(*group) + arithmetic);
   const auto has_static_mean = [](const GroupLayer& l) {
     return l.artefact->rope < 0 && l.codec->key_mean(0) != nullptr;

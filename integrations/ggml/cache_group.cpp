@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "layer_hash.h"
+#include "methods/definition.h"
 
 namespace oscar::ggml_plugin {
 namespace {
@@ -21,6 +22,30 @@ const ArtefactLayer* find_layer(const Artefact& artefact, int layer) {
   }
   throw Error(ErrorCode::kMismatch,
               "the artefact has no layer " + std::to_string(layer) + "; calibrate on this model");
+}
+
+// The cell of the token before each new one: of the position before, in its stream, and seen by it.
+std::vector<std::int64_t> find_predecessors(const std::vector<std::int64_t>& rows,
+                                            const std::vector<std::int32_t>& positions,
+                                            const std::vector<std::int32_t>& cell_positions,
+                                            const Visibility& visibility) {
+  std::vector<std::int64_t> result(rows.size(), -1);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const auto token = static_cast<std::int64_t>(i);
+    if (positions[i] == 0) continue;
+    if (i > 0 && positions[i - 1] + 1 == positions[i] && visibility.sees(token, rows[i - 1])) {
+      result[i] = rows[i - 1];
+      continue;
+    }
+    const std::int64_t first = rows[i] / visibility.kv_size * visibility.kv_size;
+    for (std::int64_t row = first; row < first + visibility.num_kv; ++row) {
+      if (cell_positions[row] + 1 != positions[i] || row == rows[i]) continue;
+      if (!visibility.sees(token, row)) continue;
+      result[i] = row;
+      break;
+    }
+  }
+  return result;
 }
 
 }  // namespace
@@ -82,6 +107,7 @@ std::int64_t CacheGroup::window_tokens() const {
 }
 
 void CacheGroup::open(std::int64_t num_windows) {
+  num_windows_ = num_windows;
   const cache::CellExtent cells = extent();
   const std::int64_t capacity = cache::num_copies(window_tokens(), num_windows, cells);
   std::int64_t num_scratch = 1;
@@ -94,8 +120,7 @@ void CacheGroup::open(std::int64_t num_windows) {
       view.head_stride_bytes = view.layout.plane_bytes();
       view.page_stride_bytes = view.head_stride_bytes * layer.info->shape.num_kv_heads;
       view.base = reinterpret_cast<std::uint8_t*>(offset);
-      offset += aligned(static_cast<std::size_t>(
-          cache::plane_bytes(view.layout, layer.info->shape.num_kv_heads, cells)));
+      offset += aligned(static_cast<std::size_t>(side_bytes(layer, static_cast<Side>(side))));
     }
   }
   std::size_t copy_offset[2];
@@ -110,6 +135,10 @@ void CacheGroup::open(std::int64_t num_windows) {
     for (GroupLayer& layer : layers_) {
       layer.planes[side].base =
           memory_.data() + reinterpret_cast<std::size_t>(layer.planes[side].base);
+      if (is_packed()) continue;
+      layer.stores[side] =
+          std::make_unique<cache::GroupStore>(*layer.coder(static_cast<Side>(side)).coder,
+                                              num_rows(), num_windows, layer.planes[side].base);
     }
     copy_base_[side] = reinterpret_cast<bf16_t*>(memory_.data() + copy_offset[side]);
   }
@@ -153,7 +182,42 @@ void CacheGroup::begin_ubatch(const Visibility& visibility) {
     ubatch_.slots.push_back(slot(row));
     set_cell_state(row, CellState::kGood);
   }
+  ubatch_.predecessors.assign(ubatch_.rows.size(), -1);
+  if (!is_packed()) {
+    ubatch_.predecessors =
+        find_predecessors(ubatch_.rows, ubatch_.positions, positions_, visibility);
+  }
   copies_.begin(ubatch_.rows, ubatch_.positions, positions_, visibility);
+}
+
+void CacheGroup::require_packed(const char* what) const {
+  if (is_packed()) return;
+  throw Error(ErrorCode::kUnsupported, std::string("method '") + method_name(artefact_->method) +
+                                           "' keeps its codes in a layout of its own, which " +
+                                           what + "; naive, quarot, oscar and oscar-plus can");
+}
+
+std::int64_t CacheGroup::side_bytes(const GroupLayer& layer, Side side) const {
+  if (!is_packed()) {
+    return cache::store_bytes(*layer.coder(side).coder, num_rows(), num_windows_);
+  }
+  return cache::plane_bytes(layer.plane(side).layout, layer.info->shape.num_kv_heads, extent());
+}
+
+double CacheGroup::code_bits() const {
+  double bytes = 0, values = 0;
+  for (const GroupLayer& layer : layers_) {
+    const methods::SideBytes sides = methods::bytes_per_token(*artefact_, *layer.artefact);
+    bytes += sides.keys + sides.values;
+    values += static_cast<double>(row_values_[0] + row_values_[1]);
+  }
+  return 8.0 * bytes / values;
+}
+
+double CacheGroup::bits_per_value(Side side) const {
+  const methods::SideBytes bytes = methods::bytes_per_token(*artefact_, *layers_.front().artefact);
+  return 8.0 * (side == Side::kKeys ? bytes.keys : bytes.values) /
+         static_cast<double>(row_values_[static_cast<int>(side)]);
 }
 
 void CacheGroup::move_rows(GroupLayer& layer) {
@@ -215,15 +279,18 @@ void CacheGroup::clear(std::uint8_t value) {
   refused_reason.clear();
   copies_.clear();
   memory_.fill(value);
+  for (GroupLayer& layer : layers_) {
+    for (const auto& store : layer.stores) {
+      if (store != nullptr) store->clear();
+    }
+  }
 }
 
 std::uint64_t CacheGroup::plane_bytes() const {
   std::uint64_t bytes = 0;
   for (const GroupLayer& layer : layers_) {
-    for (const PlaneView& view : layer.planes) {
-      bytes += static_cast<std::uint64_t>(
-          cache::plane_bytes(view.layout, layer.info->shape.num_kv_heads, extent()));
-    }
+    for (const Side side : {Side::kKeys, Side::kValues})
+      bytes += static_cast<std::uint64_t>(side_bytes(layer, side));
   }
   return bytes;
 }
@@ -243,8 +310,12 @@ std::uint64_t CacheGroup::used_values() const {
 }
 
 std::uint64_t CacheGroup::used_bytes() const {
-  std::uint64_t bytes_per_cell = 0;
+  std::uint64_t bytes_per_cell = 0, store_bytes = 0;
   for (const GroupLayer& layer : layers_) {
+    if (!is_packed()) {
+      store_bytes += layer.stores[0]->used_bytes() + layer.stores[1]->used_bytes();
+      continue;
+    }
     for (const PlaneView& view : layer.planes) {
       bytes_per_cell += static_cast<std::uint64_t>(layer.info->shape.num_kv_heads *
                                                    view.layout.plane_bytes() / kPageSize);
@@ -252,7 +323,7 @@ std::uint64_t CacheGroup::used_bytes() const {
   }
   const std::int64_t pending = ubatch_.open ? std::ssize(copies_.moves()) : 0;
   const std::int64_t copies = std::min(copies_.capacity(), copies_.num_used() + pending);
-  return static_cast<std::uint64_t>(num_cells_used()) * bytes_per_cell +
+  return static_cast<std::uint64_t>(num_cells_used()) * bytes_per_cell + store_bytes +
          static_cast<std::uint64_t>(copies * std::ssize(layers_) *
                                     (row_values_[0] + row_values_[1])) *
              sizeof(bf16_t);

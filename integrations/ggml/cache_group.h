@@ -4,7 +4,7 @@
 // llama.cpp row (stream·kv_size + cell) ↔ slot (page·64 + offset): a stream starts on a page.
 // Memory, one reservation:
 //
-//   K planes of all layers | V planes | K copies [layers·capacity + scratch] | V copies
+//   K planes (or stores) of all layers | V planes | K copies [layers·capacity + scratch] | V copies
 //
 // A layer's copies are `capacity` rows; behind the last layer's lies the scratch, which holds all
 // rows of the current ubatch of one layer at a time, so that every query sees the last tokens
@@ -20,6 +20,7 @@
 
 #include "attention/attention.h"
 #include "cache/cache_bytes.h"
+#include "cache/group_store.h"
 #include "cache/layer_codec.h"
 #include "cache_layer.h"
 #include "copy_table.h"
@@ -32,11 +33,17 @@ struct GroupLayer {
   CacheLayer* info = nullptr;
   const ArtefactLayer* artefact = nullptr;
   std::unique_ptr<cache::LayerCodec> codec;
-  PlaneView planes[2];
+  PlaneView planes[2];  // without memory where the method's sides are in stores
+  std::unique_ptr<cache::GroupStore> stores[2];  // null: packed planes
   std::int64_t scratch = 0;
   std::uint32_t transforms_hash = 0;  // of the method, the transforms and the means
 
   const PlaneView& plane(Side side) const { return planes[static_cast<int>(side)]; }
+  cache::GroupStore& store(Side side) { return *stores[static_cast<int>(side)]; }
+  const cache::GroupStore& store(Side side) const { return *stores[static_cast<int>(side)]; }
+  cache::SideCoder coder(Side side) const {
+    return side == Side::kKeys ? codec->key_side() : codec->value_side();
+  }
   bool exact(Side side) const { return plane(side).layout.quant.bits == 16; }
   int head_dim(Side side) const { return plane(side).layout.head_dim; }
 };
@@ -47,6 +54,8 @@ struct Ubatch {
   std::vector<std::int64_t> rows;   // llama.cpp's row of each token
   std::vector<std::int64_t> slots;  // page·64 + offset
   std::vector<std::int32_t> positions;
+  // Row of the token before each in its sequence, −1: none; for methods that code groups of tokens.
+  std::vector<std::int64_t> predecessors;
   std::vector<bool> written[2];  // [layers] by Side
   std::vector<bool> moved;       // [layers] its rows lie in its copies
 };
@@ -92,6 +101,11 @@ class CacheGroup {
   bool said_refused_state = false;  // it was printed
   std::vector<std::int32_t>& rows_to_restore() { return rows_to_restore_; }  // [num_rows]
 
+  // Whether the codes lie in packed planes. If not, states and shifts are refused.
+  bool is_packed() const { return layers_.front().codec->is_packed(); }
+  // Throws Error(kUnsupported) saying that the method cannot do `what`, where it is not packed.
+  void require_packed(const char* what) const;
+
   // Copy row `index` of a layer: [num_kv_heads·head_dim].
   bf16_t* copy(const GroupLayer& layer, Side side, std::int64_t index);
   std::int64_t scratch_index(const GroupLayer& layer, std::int64_t token) const;
@@ -116,7 +130,7 @@ class CacheGroup {
   // Forgets every cell. `value` fills the memory.
   void clear(std::uint8_t value);
 
-  std::uint64_t plane_bytes() const;  // of all pages
+  std::uint64_t plane_bytes() const;  // of all pages, or stores
   std::uint64_t copy_bytes() const;   // of all slots
   std::uint64_t used_bytes() const;   // of written cells and copies in use
   std::uint64_t used_values() const;
@@ -124,8 +138,14 @@ class CacheGroup {
   // Copies that a stream of the cache keeps for one sequence; 0 where both sides are exact.
   std::int64_t window_tokens() const;
 
+  // Bits of a stored value, copies left aside and every group of tokens full: of the first layer,
+  // and over all layers and both sides.
+  double bits_per_value(Side side) const;
+  double code_bits() const;
+
  private:
   void build_codecs();
+  std::int64_t side_bytes(const GroupLayer& layer, Side side) const;
   void move_rows(GroupLayer& layer);
 
   std::shared_ptr<const Artefact> artefact_;
@@ -134,6 +154,7 @@ class CacheGroup {
   std::int32_t max_position_;
   std::int64_t kv_size_ = 0, num_streams_ = 0, pages_per_stream_ = 0;
   std::vector<GroupLayer> layers_;
+  std::int64_t num_windows_ = 1;
   ReservedMemory memory_;
   bf16_t* copy_base_[2] = {nullptr, nullptr};
   std::int64_t row_values_[2] = {0, 0};

@@ -51,9 +51,8 @@ void use_spec(const std::string& text, Config* result) {
                       "artefact, or start without GGML_BACKEND_PATH");
     case KvSpec::Kind::kFile: {
       if (!std::filesystem::exists(result->spec.file)) {
-        throw Error(ErrorCode::kNotFound,
-                    in_quotes(result->spec.file) +
-                        " is no method (naive, quarot, oscar, oscar-plus) and no such file");
+        throw Error(ErrorCode::kNotFound, in_quotes(result->spec.file) + " is no method (" +
+                                              method_names() + ") and no such file");
       }
       Artefact artefact = load_artefact(result->spec.file);
       calibrate::apply_kv_spec(result->spec, &artefact);
@@ -61,7 +60,7 @@ void use_spec(const std::string& text, Config* result) {
       break;
     }
     case KvSpec::Kind::kMethod:
-      if (result->spec.method != Method::kNaive && result->spec.method != Method::kQuarot) {
+      if (calibrate::needs_statistics(result->spec.method)) {
         throw Error(ErrorCode::kInvalidArgument,
                     std::string("method '") + method_name(result->spec.method) +
                         "' needs an artefact of the model: make one with 'oscar calibrate' and "

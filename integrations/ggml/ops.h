@@ -15,6 +15,7 @@ namespace oscar::ggml_plugin {
 struct OpContext {
   int num_threads = 1;
   AlignedBuffer<std::byte> workspace;
+  AlignedBuffer<float> key_rows, value_rows;  // decoded, of methods without packed planes
   calibrate::Collector* collector = nullptr;
 };
 

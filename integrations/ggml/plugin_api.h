@@ -20,7 +20,7 @@
 
 namespace oscar::ggml_plugin {
 
-inline constexpr int kPluginApiVersion = 2;
+inline constexpr int kPluginApiVersion = 3;
 inline constexpr const char* kDeviceName = "OSCAR0";
 
 struct Report {
@@ -29,7 +29,8 @@ struct Report {
   std::uint64_t kv_bytes_used = 0;   // of the cells written now: codes, scales, copies
   std::uint64_t kv_values_used = 0;  // K and V values held by those cells
   double bits_per_value = 0;         // 8 · kv_bytes_used / kv_values_used
-  std::uint64_t cells_used = 0;      // of the first cache group
+  double code_bits = 0;          // of a value without copies, and with every group of tokens full
+  std::uint64_t cells_used = 0;  // of the first cache group
   char method[32] = {};
   char kernels[24] = {};  // "avx2", "avx2 float" where codes are attended in floating point
 };

@@ -48,6 +48,7 @@ int report(Report* result) {
   const std::vector<CacheBuffer*> live = LiveCaches::instance().all();
   std::vector<bool> counted;
   bool any = false;
+  double code_bits = 0;
   for (auto buffer = live.rbegin(); buffer != live.rend(); ++buffer) {
     if (!is_open(**buffer)) continue;
     bool same_context = true;
@@ -63,6 +64,7 @@ int report(Report* result) {
     for (const auto& group : (*buffer)->groups()) {
       result->kv_bytes_used += group->used_bytes();
       result->kv_values_used += group->used_values();
+      code_bits += group->code_bits() * static_cast<double>(group->used_values());
     }
     const CacheGroup& first = *(*buffer)->groups().front();
     result->cells_used = static_cast<std::uint64_t>(first.num_cells_used());
@@ -75,6 +77,7 @@ int report(Report* result) {
   if (result->kv_values_used > 0) {
     result->bits_per_value = 8.0 * static_cast<double>(result->kv_bytes_used) /
                              static_cast<double>(result->kv_values_used);
+    result->code_bits = code_bits / static_cast<double>(result->kv_values_used);
   }
   return 0;
 }

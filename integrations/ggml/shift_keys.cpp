@@ -97,6 +97,7 @@ void shift_keys(const ggml_tensor* node, OpContext* context) {
   CacheLayer& info = *cache_layer(node);
   CacheGroup& group = info.buffer->open_group(info);
   GroupLayer& layer = group.layer(info);
+  group.require_packed("cannot be shifted to other positions");
   const std::string where = "layer " + std::to_string(info.layer) + ": context shift ";
   const ggml_tensor* deltas = node->src[1];
   if (deltas->type != GGML_TYPE_I32 || deltas->ne[0] != group.num_rows() || node->view_offs != 0) {

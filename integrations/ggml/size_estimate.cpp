@@ -9,8 +9,10 @@
 
 #include "base/error.h"
 #include "cache/cache_bytes.h"
+#include "cache/group_store.h"
 #include "calibrate/methods.h"
 #include "format/plane_layout.h"
+#include "methods/definition.h"
 
 namespace oscar::ggml_plugin {
 namespace {
@@ -31,23 +33,37 @@ std::optional<SeenShape> seen_shape(const ggml_tensor* root) {
   return found->second;
 }
 
-// How a side with this head size is stored; nothing where the spec does not allow it.
-std::optional<PlaneLayout> layout_for(const Config& config, Side side, int head_dim) {
+// Bytes of a side with this head size; nothing where the spec does not allow it.
+std::optional<std::int64_t> side_bytes_for(const Config& config, Side side, int head_dim,
+                                           int num_kv_heads, const cache::CellExtent& extent,
+                                           std::int64_t windows) {
   try {
-    QuantSpec quant;
-    if (config.artefact != nullptr) {
-      quant = side == Side::kKeys ? config.artefact->k_quant : config.artefact->v_quant;
-    } else {
-      const calibrate::LayerShape shape{1, 1, head_dim, head_dim};
-      const ModelFingerprint model{"", 1, 1, 1, head_dim, head_dim, ""};
-      Artefact artefact = calibrate::make_data_free(config.spec.method, model, {{0, shape}});
-      calibrate::apply_kv_spec(config.spec, &artefact);
-      quant = side == Side::kKeys ? artefact.k_quant : artefact.v_quant;
+    const Method method = config.artefact != nullptr ? config.artefact->method : config.spec.method;
+    const calibrate::DefaultQuants quants =
+        calibrate::default_quants(method, {head_dim}, {head_dim});
+    Artefact artefact;  // without matrices, which change no byte
+    artefact.method = method;
+    artefact.k_quant = config.artefact != nullptr ? config.artefact->k_quant : quants.k;
+    artefact.v_quant = config.artefact != nullptr ? config.artefact->v_quant : quants.v;
+    ArtefactLayer& layer = artefact.layers.emplace_back();
+    layer.num_kv_heads = num_kv_heads;
+    layer.head_dim_k = layer.head_dim_v = head_dim;
+    if (config.artefact == nullptr) {
+      KvSpec spec = config.spec;
+      spec.no_hadamard = spec.no_clip = spec.no_mean = false;
+      calibrate::apply_kv_spec(spec, &artefact);
     }
+    const bool keys = side == Side::kKeys;
+    if (!methods::definition(method).packed()) {
+      const auto coder = keys ? methods::make_key_coder(artefact, artefact.layers.front(), nullptr)
+                              : methods::make_value_coder(artefact, artefact.layers.front());
+      return cache::store_bytes(*coder, extent.num_rows(), windows);
+    }
+    QuantSpec quant = keys ? artefact.k_quant : artefact.v_quant;
     quant.group_size = std::min(quant.group_size, head_dim);
     const PlaneLayout layout{head_dim, quant};
     layout.validate();
-    return layout;
+    return cache::plane_bytes(layout, num_kv_heads, extent);
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -80,14 +96,16 @@ std::uint64_t estimate_root_bytes(const Config& config, const ggml_tensor* root,
                                   const CacheName& name) {
   const std::int64_t row_values = root->ne[0], num_streams = root->ne[2];
   const cache::CellExtent extent{root->ne[1], num_streams};
+  const std::optional<SeenShape> seen = seen_shape(root);
+  std::int64_t windows = num_streams > 1 ? num_streams : seen ? seen->fewest_queries : 1;
+  if (config.copied_sequences) windows = num_streams * *config.copied_sequences;
   std::int64_t plane_bytes = 0;  // all heads
   const auto consider = [&](int head_dim) {
     if (row_values % head_dim != 0) return;
-    if (const auto layout = layout_for(config, name.side, head_dim)) {
-      plane_bytes =
-          std::max(plane_bytes,
-                   cache::plane_bytes(*layout, static_cast<int>(row_values / head_dim), extent));
-    }
+    plane_bytes = std::max(plane_bytes,
+                           side_bytes_for(config, name.side, head_dim,
+                                          static_cast<int>(row_values / head_dim), extent, windows)
+                               .value_or(0));
   };
   if (const auto known = known_head_dim(config, root, name)) {
     consider(*known);
@@ -96,9 +114,6 @@ std::uint64_t estimate_root_bytes(const Config& config, const ggml_tensor* root,
       consider(head_dim);
   }
   const bool exact = config.spec.k_bits == 16 && config.spec.v_bits == 16;
-  const std::optional<SeenShape> seen = seen_shape(root);
-  std::int64_t windows = num_streams > 1 ? num_streams : seen ? seen->fewest_queries : 1;
-  if (config.copied_sequences) windows = num_streams * *config.copied_sequences;
   const std::int64_t window = std::int64_t{config.spec.sink_tokens} + config.spec.recent_tokens;
   const std::int64_t copies = exact ? 0 : cache::num_copies(window, windows, extent);
   return static_cast<std::uint64_t>(plane_bytes + cache::copy_bytes(copies, row_values));

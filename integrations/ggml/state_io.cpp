@@ -183,6 +183,7 @@ std::string restore_coded(CacheGroup* group, GroupLayer& layer, Side side, std::
 void save_rows(CacheGroup* group, GroupLayer& layer, Side side, RowRange rows,
                std::span<std::uint8_t> out) {
   group->settle();
+  group->require_packed("cannot be saved");
   const std::size_t row_bytes = row_values(layer, side) * sizeof(ggml_fp16_t);
   StateRowHeader header = header_for(*group, layer, side);
   RowBuffers buffers;
@@ -220,11 +221,28 @@ void save_rows(CacheGroup* group, GroupLayer& layer, Side side, RowRange rows,
   }
 }
 
+namespace {
+
+// A restore cannot fail in llama.cpp's interface: the cells are marked instead.
+std::string refuse_unpacked(CacheGroup* group, RowRange rows) {
+  try {
+    group->require_packed("cannot be restored");
+  } catch (const Error& error) {
+    for (std::int64_t row = rows.first; row < rows.first + rows.count; ++row)
+      refuse_cell(group, row, error.what());
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
 std::string restore_rows(CacheGroup* group, GroupLayer& layer, Side side, RowRange rows,
                          std::span<const std::uint8_t> in) {
   group->settle();
   const std::size_t row_bytes = row_values(layer, side) * sizeof(ggml_fp16_t);
   if (leads(layer, side)) begin_restore(group, rows);
+  if (!group->is_packed()) return refuse_unpacked(group, rows);
   const StateRowHeader expected = header_for(*group, layer, side);
   RowBuffers buffers;
   std::string first_reason;
@@ -266,6 +284,10 @@ void read_values(CacheGroup* group, GroupLayer& layer, Side side, RowRange rows,
     } else if (slot >= 0) {
       const bf16_t* copy = group->copy(layer, side, slot);
       std::transform(copy, copy + values, row_floats.begin(), bf16_to_float);
+    } else if (!group->is_packed()) {
+      std::vector<float> rotated(values);
+      layer.store(side).read(layer.coder(side), row, 1, &position, rotated.data());
+      layer.coder(side).rotate_back(rotated.data(), row_floats.data());
     } else if (side == Side::kKeys) {
       layer.codec->decode_key(group->slot(row), position, layer.plane(side), row_floats.data());
     } else {
@@ -274,6 +296,21 @@ void read_values(CacheGroup* group, GroupLayer& layer, Side side, RowRange rows,
     ggml_fp32_to_fp16_row(row_floats.data(), out.data() + i * values, values);
   }
 }
+
+namespace {
+
+void copy_store_rows(CacheGroup& group, GroupLayer& layer, Side side, RowRange from, RowRange to) {
+  for (std::int64_t i = 0; i < from.count; ++i) {
+    // Cells of removed tokens hold something still, and a place in a group with it.
+    if (group.positions()[from.first + i] < 0) {
+      layer.store(side).drop(to.first + i);
+    } else {
+      layer.store(side).copy(layer.coder(side), from.first + i, to.first + i);
+    }
+  }
+}
+
+}  // namespace
 
 void copy_rows(CacheGroup* group, GroupLayer& layer, Side side, RowRange from, RowRange to) {
   group->settle();
@@ -286,13 +323,16 @@ void copy_rows(CacheGroup* group, GroupLayer& layer, Side side, RowRange from, R
     if (copies.slot(source) >= 0) copies.assign(target);
   }
   std::vector<std::uint8_t> codes(code_bytes(layer, side));
+  if (!group->is_packed()) copy_store_rows(*group, layer, side, from, to);
   for (std::int64_t i = 0; i < from.count; ++i) {
     const std::int64_t source = from.first + i, target = to.first + i;
     // The assignment may have cost another cell its slot.
     if (copies.slot(source) < 0) copies.drop(target);
     if (group->positions()[source] < 0) continue;
-    get_codes(*group, layer, side, source, codes);
-    set_codes(*group, layer, side, target, codes);
+    if (group->is_packed()) {
+      get_codes(*group, layer, side, source, codes);
+      set_codes(*group, layer, side, target, codes);
+    }
     if (copies.slot(target) < 0) continue;
     std::copy_n(group->copy(layer, side, copies.slot(source)), row_values(layer, side),
                 group->copy(layer, side, copies.slot(target)));

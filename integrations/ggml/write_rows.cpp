@@ -90,7 +90,10 @@ void write_rows(const ggml_tensor* node, ggml_cgraph* graph, OpContext* context)
                          static_cast<std::int64_t>(src->nb[1] / sizeof(float)),
                          layer.head_dim(side)};
   const bool finite =
-      side == Side::kKeys
+      !group.is_packed()
+          ? layer.store(side).write(layer.coder(side), rows, ubatch.rows, ubatch.predecessors,
+                                    ubatch.positions.data(), context->num_threads)
+      : side == Side::kKeys
           ? layer.codec->encode_keys(rows, ubatch.positions.data(), ubatch.slots.data(),
                                      layer.plane(side), num_threads)
           : layer.codec->encode_values(rows, ubatch.slots.data(), layer.plane(side), num_threads);

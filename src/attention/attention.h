@@ -44,6 +44,10 @@ Plan plan(const Shape& shape, int num_threads);
 // One sequence's cells. Cell c lies in page block_table[c / 64] at offset c % 64.
 struct KvView {
   PlaneView k, v;
+  // Instead of planes, for methods in a layout of their own: [num_kv][num_kv_heads][head_dim]
+  // decoded rows, rotated, finite everywhere. Both or none.
+  const float* k_rows = nullptr;
+  const float* v_rows = nullptr;
   // [⌈num_kv/64⌉] page ids; null: page = first_page + c / 64.
   const std::int32_t* block_table = nullptr;
   std::int64_t first_page = 0;
@@ -82,7 +86,7 @@ struct Params {
   // [num_q_heads] learned logits that join the softmax sum and carry no value; or null.
   const float* sinks = nullptr;
   std::int32_t sink_tokens = 0, recent_tokens = 0;
-  bool float_path = false;  // codes in single precision instead of integers
+  bool float_path = false;  // codes (rows: always) in single precision instead of integers
 };
 
 void run(const Plan& plan, const Params& params, void* workspace) noexcept;

@@ -57,8 +57,10 @@ Block::Block(const Plan& plan, const Params& params, const BlockId& block, const
       // Copies of what is stored exactly say nothing new.
       has_copies_(params.kv.copy_slots != nullptr &&
                   !(params.codec->keys_are_exact() && params.codec->values_are_exact())),
-      integer_keys_(!params.float_path && !params.codec->keys_are_exact()),
-      integer_values_(!params.float_path && !params.codec->values_are_exact()),
+      integer_keys_(params.kv.k_rows == nullptr && !params.float_path &&
+                    !params.codec->keys_are_exact()),
+      integer_values_(params.kv.v_rows == nullptr && !params.float_path &&
+                      !params.codec->values_are_exact()),
       q_rotated_((load_queries(), params.codec->query_transform(block.kv_head) != nullptr
                                       ? scratch.q_rotated
                                       : scratch.q_raw)),
@@ -149,6 +151,21 @@ void Block::visit_page(std::int64_t page) noexcept {
 void Block::code_logits(const PageMask& mask, std::int64_t page, float* logits) noexcept {
   const PlaneLayout& layout = params_.kv.k.layout;
   const auto num_rows = static_cast<int>(rows_.num_rows);
+  if (params_.kv.k_rows != nullptr) {
+    const std::int64_t stride = std::int64_t{params_.codec->num_kv_heads()} * dk_;
+    kernels_.dot_tile(
+        {.q = q_rotated_,
+         .k = params_.kv.k_rows + page * kPageSize * stride + std::int64_t{rows_.kv_head} * dk_,
+         .logits = logits,
+         .num_rows = num_rows,
+         .num_tokens = mask.num_cells,
+         .head_dim = dk_,
+         .q_stride = dk_,
+         .k_stride = stride,
+         .logits_stride = kPageSize,
+         .accumulate = false});
+    return;
+  }
   const std::uint8_t* const next = has_page(page + 1) ? k_plane(page + 1) : nullptr;
   if (integer_keys_) {
     kernels_.qk_integer({.q = scratch_.q_bytes,
@@ -254,6 +271,20 @@ void Block::split_weights(const PageMask& mask) noexcept {
 }
 
 void Block::add_code_values(const PageMask& mask, std::int64_t page) noexcept {
+  if (params_.kv.v_rows != nullptr) {
+    const std::int64_t stride = std::int64_t{params_.codec->num_kv_heads()} * dv_;
+    kernels_.accumulate_tile(
+        {.p = scratch_.logits,
+         .v = params_.kv.v_rows + page * kPageSize * stride + std::int64_t{rows_.kv_head} * dv_,
+         .out = state_.out_codes,
+         .num_rows = static_cast<int>(rows_.num_rows),
+         .num_tokens = mask.num_cells,
+         .head_dim = dv_,
+         .p_stride = kPageSize,
+         .v_stride = stride,
+         .out_stride = dv_});
+    return;
+  }
   const PlaneLayout& layout = params_.kv.v.layout;
   if (integer_values_ || rows_.num_rows <= kMaxCodeRows || layout.quant.bits == 16) {
     const auto accumulate = integer_values_ ? kernels_.pv_integer : kernels_.pv_codes;

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <limits>
 
+#include "base/f16.h"
+
 namespace oscar::attention {
 namespace {
 
@@ -146,15 +148,6 @@ PageMask classify_page(const Params& params, std::int64_t num_kv, std::int64_t p
   return mask;
 }
 
-float float_from_f16(std::uint16_t bits) noexcept {
-  constexpr std::uint32_t kExponent = 0x7c00, kFloatExponent = 0x7f800000;
-  const std::uint32_t sign = std::uint32_t{bits} >> 15 << 31,
-                      magnitude = std::uint32_t{bits} & 0x7fff;
-  // The exponent's bias differs by 112; the product is exact, subnormals included.
-  const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
-  const std::uint32_t finite = std::bit_cast<std::uint32_t>(scaled);
-  const std::uint32_t special = magnitude << 13 | kFloatExponent;
-  return std::bit_cast<float>(sign | (magnitude >= kExponent ? special : finite));
-}
+float float_from_f16(std::uint16_t bits) noexcept { return f16_to_float(bits); }
 
 }  // namespace oscar::attention

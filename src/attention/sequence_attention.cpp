@@ -1,10 +1,32 @@
 #include "attention/sequence_attention.h"
 
+#include <algorithm>
+#include <array>
+#include <numeric>
 #include <string>
 
 #include "base/error.h"
+#include "base/parallel.h"
 
 namespace oscar::attention {
+
+const float* SequenceAttention::decode(const cache::SequenceView& sequence,
+                                       const cache::GroupStore& store, const cache::SideCoder& side,
+                                       AlignedBuffer<float>* rows) {
+  const std::int64_t width = side.coder->row_values();
+  const auto size = static_cast<std::uint64_t>(sequence.num_tokens * width);
+  if (rows->size() < size) *rows = AlignedBuffer<float>(size);
+  const std::int64_t num_pages = (sequence.num_tokens + kPageSize - 1) / kPageSize;
+  parallel_for(num_threads_, num_pages, [&](std::int64_t page, int) {
+    const std::int64_t first = page * kPageSize;
+    std::array<std::int32_t, kPageSize> positions;
+    std::iota(positions.begin(), positions.end(), static_cast<std::int32_t>(first));
+    store.read(side, std::int64_t{sequence.block_table[page]} * kPageSize,
+               std::min<std::int64_t>(kPageSize, sequence.num_tokens - first), positions.data(),
+               rows->data() + first * width);
+  });
+  return rows->data();
+}
 
 void SequenceAttention::attend(const cache::SequenceView& sequence,
                                const SequenceQueries& queries) {
@@ -38,6 +60,11 @@ void SequenceAttention::attend(const cache::SequenceView& sequence,
   params.query_positions = positions_.data();
   params.kv.k = sequence.k;
   params.kv.v = sequence.v;
+  if (sequence.k_store != nullptr) {
+    params.kv.k_rows = decode(sequence, *sequence.k_store, sequence.codec->key_side(), &key_rows_);
+    params.kv.v_rows =
+        decode(sequence, *sequence.v_store, sequence.codec->value_side(), &value_rows_);
+  }
   params.kv.block_table = sequence.block_table;
   params.kv.copy_slots = sequence.copy_slots;
   params.kv.k_copies = sequence.k_copies;

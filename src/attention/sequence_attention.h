@@ -33,7 +33,12 @@ class SequenceAttention {
 
  private:
   int num_threads_;
+  // Decoded rows of one side of a store: [num_tokens][num_kv_heads][head_dim].
+  const float* decode(const cache::SequenceView& sequence, const cache::GroupStore& store,
+                      const cache::SideCoder& side, AlignedBuffer<float>* rows);
+
   AlignedBuffer<std::uint8_t> workspace_;
+  AlignedBuffer<float> key_rows_, value_rows_;
   AlignedBuffer<std::int32_t> positions_;
 };
 

@@ -8,6 +8,7 @@
 #include "base/checked_math.h"
 #include "base/error.h"
 #include "cache/copy_store.h"
+#include "cache/layer_stores.h"
 #include "cache/page_pool.h"
 #include "cache/token_bytes.h"
 
@@ -61,8 +62,10 @@ struct Cache::Impl {
   AlignedBuffer<std::uint8_t> bytes;  // [num_pages][page_bytes]
   PagePool pool;
   std::unique_ptr<CopyStore> copies;
+  LayerStores stores;
   std::vector<Sequence> sequences;
-  std::vector<std::int64_t> slots;      // [max_append_tokens] scratch of append_layer
+  std::vector<std::int64_t> slots;  // [max_append_tokens] scratch of append_layer
+  std::vector<std::int64_t> predecessors;
   std::vector<std::int32_t> positions;  // [max_append_tokens]
 
   Impl(const Artefact& artefact, const CacheOptions& given);
@@ -85,6 +88,13 @@ struct Cache::Impl {
                "given to append_layer first");
     }
     return s;
+  }
+  void release(std::int32_t page) {
+    pool.release(page);
+    if (pool.references(page) == 0) stores.drop(std::int64_t{page} * kPageSize, kPageSize);
+  }
+  std::int64_t slot(const Sequence& s, std::int64_t token) const {
+    return std::int64_t{s.pages[token / kPageSize]} * kPageSize + token % kPageSize;
   }
   PlaneView k_view(int layer) const { return plane_view(layer, 0, codecs[layer].k_layout()); }
   PlaneView v_view(int layer) const {
@@ -116,7 +126,7 @@ Cache::Impl::Impl(const Artefact& artefact, const CacheOptions& given)
     const std::int64_t k_bytes = codec.k_layout().plane_bytes(),
                        v_bytes = codec.v_layout().plane_bytes();
     places.push_back({page_bytes, k_bytes + v_bytes, k_bytes});
-    page_bytes += layer.num_kv_heads * (k_bytes + v_bytes);
+    if (codec.is_packed()) page_bytes += layer.num_kv_heads * (k_bytes + v_bytes);
     shapes.push_back({layer.num_kv_heads, layer.head_dim_k, layer.head_dim_v});
     all_exact = all_exact && codec.keys_are_exact() && codec.values_are_exact();
   }
@@ -126,6 +136,7 @@ Cache::Impl::Impl(const Artefact& artefact, const CacheOptions& given)
     refuse("num_pages", options.num_pages,
            "few enough that " + std::to_string(page_bytes) + " bytes each can be counted");
   bytes = AlignedBuffer<std::uint8_t>(*total);
+  stores = LayerStores(codecs, options.num_pages * kPageSize, options.max_sequences);
   // What is stored exactly needs no copy.
   copies = std::make_unique<CopyStore>(
       shapes, options.max_sequences, all_exact ? 0 : options.sink_tokens,
@@ -136,6 +147,7 @@ Cache::Impl::Impl(const Artefact& artefact, const CacheOptions& given)
     s.layer_tokens.assign(codecs.size(), 0);
   }
   slots.resize(options.max_append_tokens);
+  predecessors.resize(options.max_append_tokens);
   positions.resize(options.max_append_tokens);
 }
 
@@ -154,12 +166,13 @@ std::int64_t Cache::num_tokens(SequenceId sequence) const {
 }
 
 std::uint64_t Cache::bytes() const {
-  std::uint64_t total = impl_->bytes.size() + impl_->copies->bytes() + impl_->pool.bytes();
+  std::uint64_t total =
+      impl_->bytes.size() + impl_->stores.bytes() + impl_->copies->bytes() + impl_->pool.bytes();
   for (const Sequence& s : impl_->sequences) {
     total += s.pages.capacity() * sizeof(std::int32_t) +
              s.layer_tokens.capacity() * sizeof(std::int64_t);
   }
-  return total + impl_->slots.capacity() * sizeof(std::int64_t) +
+  return total + (impl_->slots.capacity() + impl_->predecessors.capacity()) * sizeof(std::int64_t) +
          impl_->positions.capacity() * sizeof(std::int32_t);
 }
 
@@ -192,7 +205,7 @@ SequenceId Cache::fork(SequenceId sequence) {
 
 void Cache::free_sequence(SequenceId sequence) {
   Sequence& s = impl_->sequence(sequence);
-  for (const std::int32_t page : s.pages) impl_->pool.release(page);
+  for (const std::int32_t page : s.pages) impl_->release(page);
   impl_->copies->shrink(sequence, s.num_tokens, 0);
   s.pages.clear();
   s.num_tokens = 0;
@@ -203,8 +216,12 @@ void Cache::truncate(SequenceId sequence, std::int64_t num_tokens) {
   Sequence& s = impl_->settled(sequence);
   require_range("num_tokens to keep", num_tokens, 0, s.num_tokens);
   while (std::ssize(s.pages) > pages_for(num_tokens)) {
-    impl_->pool.release(s.pages.back());
+    impl_->release(s.pages.back());
     s.pages.pop_back();
+  }
+  if (!impl_->stores.empty() && num_tokens % kPageSize != 0 &&
+      impl_->pool.references(s.pages.back()) == 1) {
+    impl_->stores.drop(impl_->slot(s, num_tokens), kPageSize - num_tokens % kPageSize);
   }
   impl_->copies->shrink(sequence, s.num_tokens, num_tokens);
   s.num_tokens = num_tokens;
@@ -224,7 +241,9 @@ bool Cache::begin_append(SequenceId sequence, std::int64_t num_tokens) {
     const std::int32_t own = impl_->pool.take();
     const std::uint8_t* const shared = impl_->bytes.data() + s.pages.back() * impl_->page_bytes;
     std::copy_n(shared, impl_->page_bytes, impl_->bytes.data() + own * impl_->page_bytes);
-    impl_->pool.release(s.pages.back());
+    impl_->stores.copy(impl_->codecs, std::int64_t{s.pages.back()} * kPageSize,
+                       std::int64_t{own} * kPageSize, s.num_tokens % kPageSize);
+    impl_->release(s.pages.back());
     s.pages.back() = own;
   }
   for (std::int64_t i = 0; i < new_pages; ++i) s.pages.push_back(impl_->pool.take());
@@ -250,15 +269,26 @@ bool Cache::append_layer(SequenceId sequence, int layer, const Rows& keys, const
   }
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t token = first + i;
-    impl_->slots[i] = std::int64_t{s.pages[token / kPageSize]} * kPageSize + token % kPageSize;
+    impl_->slots[i] = impl_->slot(s, token);
+    impl_->predecessors[i] = token == 0 ? -1 : impl_->slot(s, token - 1);
     impl_->positions[i] = static_cast<std::int32_t>(token);
   }
   const LayerCodec& codec = impl_->codecs[layer];
   const int num_threads = impl_->options.num_threads;
-  const bool keys_finite = codec.encode_keys(keys, impl_->positions.data(), impl_->slots.data(),
-                                             impl_->k_view(layer), num_threads);
-  const bool values_finite =
-      codec.encode_values(values, impl_->slots.data(), impl_->v_view(layer), num_threads);
+  bool keys_finite, values_finite;
+  if (impl_->stores.empty()) {
+    keys_finite = codec.encode_keys(keys, impl_->positions.data(), impl_->slots.data(),
+                                    impl_->k_view(layer), num_threads);
+    values_finite =
+        codec.encode_values(values, impl_->slots.data(), impl_->v_view(layer), num_threads);
+  } else {
+    const std::span cells(impl_->slots.data(), static_cast<std::size_t>(count));
+    const std::span before(impl_->predecessors.data(), static_cast<std::size_t>(count));
+    keys_finite = impl_->stores.keys(layer).write(codec.key_side(), keys, cells, before,
+                                                  impl_->positions.data(), num_threads);
+    values_finite = impl_->stores.values(layer).write(codec.value_side(), values, cells, before,
+                                                      impl_->positions.data(), num_threads);
+  }
   impl_->copies->store_keys(sequence, layer, first, keys);
   impl_->copies->store_values(sequence, layer, first, values);
   s.layer_tokens[layer] = s.num_tokens;
@@ -273,6 +303,10 @@ SequenceView Cache::view(SequenceId sequence, int layer) const {
   view.codec = &impl_->codecs[layer];
   view.k = impl_->k_view(layer);
   view.v = impl_->v_view(layer);
+  if (!impl_->stores.empty()) {
+    view.k_store = &impl_->stores.keys(layer);
+    view.v_store = &impl_->stores.values(layer);
+  }
   view.num_tokens = s.num_tokens;
   view.block_table = s.pages.data();
   view.sink_tokens = impl_->options.sink_tokens;
@@ -288,6 +322,11 @@ std::vector<std::uint8_t> Cache::token_bytes(SequenceId sequence, int layer,
                                              std::int64_t token) const {
   const SequenceView v = view(sequence, layer);
   require_range("token", token, 0, v.num_tokens - 1);
+  if (v.k_store != nullptr) {
+    throw Error(ErrorCode::kUnsupported,
+                "cache: this method codes tokens in groups, in a layout of its own; single tokens "
+                "have no bytes");
+  }
   const std::int64_t k_bytes = token_row_bytes(v.k.layout), v_bytes = token_row_bytes(v.v.layout);
   std::vector<std::uint8_t> bytes(v.codec->num_kv_heads() * (k_bytes + v_bytes));
   const std::int64_t page = v.block_table[token / kPageSize];

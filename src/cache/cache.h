@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "cache/group_store.h"
 #include "cache/layer_codec.h"
 #include "format/artefact.h"
 
@@ -31,6 +32,9 @@ using SequenceId = std::int32_t;
 struct SequenceView {
   const LayerCodec* codec = nullptr;
   PlaneView k, v;
+  // Methods in a layout of their own: cells are page·64 + offset. Null: the planes.
+  const GroupStore* k_store = nullptr;
+  const GroupStore* v_store = nullptr;
   std::int64_t num_tokens = 0;
   const std::int32_t* block_table = nullptr;  // [⌈num_tokens/64⌉] page ids
   const std::int32_t* copy_slots = nullptr;   // [num_tokens], −1: none; null: there are no copies
@@ -67,7 +71,7 @@ class Cache {
   // Tokens of the append in progress whose rows the layer still lacks.
   std::int64_t num_missing_tokens(SequenceId sequence, int layer) const;
   // keys, values: [num_tokens][num_kv_heads][head_dim] raw, keys after RoPE. false: NaN or Inf
-  // (such rows are stored as zeros).
+  // (such rows are stored as zeros). Throws as GroupStore::write where the method codes groups.
   bool append_layer(SequenceId sequence, int layer, const Rows& keys, const Rows& values);
   // Throws when the layer still lacks the rows of the append in progress.
   SequenceView view(SequenceId sequence, int layer) const;

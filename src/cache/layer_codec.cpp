@@ -12,6 +12,7 @@
 #include "base/bf16.h"
 #include "base/error.h"
 #include "base/parallel.h"
+#include "methods/definition.h"
 
 namespace oscar::cache {
 namespace {
@@ -97,6 +98,45 @@ bool store_exact_row(const float* row, int head_dim, bf16_t* dst) noexcept {
   return finite;
 }
 
+void SideCoder::rotate(const float* raw, std::int64_t num_rows, float* rotated) const {
+  const int heads = coder->num_kv_heads(), dim = coder->head_dim();
+  const std::int64_t stride = coder->row_values();
+  if (transform == nullptr) {
+    std::copy_n(raw, num_rows * stride, rotated);
+    return;
+  }
+  for (int head = 0; head < heads; ++head) {
+    kernels->transform_rows({.x = raw + std::int64_t{head} * dim,
+                             .matrix = transform + std::int64_t{head} * dim * dim,
+                             .y = rotated + std::int64_t{head} * dim,
+                             .num_rows = num_rows,
+                             .x_stride = stride,
+                             .y_stride = stride,
+                             .head_dim = dim});
+  }
+}
+
+void SideCoder::rotate_back(const float* rotated, float* raw) const {
+  const int dim = coder->head_dim();
+  for (int head = 0; head < coder->num_kv_heads(); ++head) {
+    const float* const row = rotated + std::int64_t{head} * dim;
+    for (int i = 0; i < dim; ++i) {
+      raw[std::int64_t{head} * dim + i] =
+          transform == nullptr
+              ? row[i]
+              : static_cast<float>(
+                    dot(row, transform + (std::int64_t{head} * dim + i) * dim, 1, dim));
+    }
+  }
+}
+
+SideCoder LayerCodec::key_side() const {
+  return {key_coder_.get(), k_transform_.empty() ? nullptr : k_transform_.data(), kernels_};
+}
+SideCoder LayerCodec::value_side() const {
+  return {value_coder_.get(), v_transform_.empty() ? nullptr : v_transform_.data(), kernels_};
+}
+
 struct LayerCodec::Side {
   const PlaneLayout& layout;
   const std::vector<float>& transform;
@@ -133,7 +173,17 @@ LayerCodec::LayerCodec(const Artefact& artefact, const ArtefactLayer& layer,
   }
 
   if (layer.rope < 0) rope_ = nullptr;
-  if (layer.rope >= 0 && rope_ == nullptr && !layer.k_mean.empty() && !keys_are_exact()) {
+  const methods::Definition& definition = methods::definition(artefact.method);
+  if (definition.needs_rope && rope_ == nullptr) {
+    throw Error(ErrorCode::kUnsupported, "layer " + std::to_string(layer.layer) + ": " +
+                                             method_name(artefact.method) +
+                                             " stores keys before RoPE, and this layer's is not "
+                                             "known");
+  }
+  key_coder_ = methods::make_key_coder(artefact, layer, rope_);
+  value_coder_ = methods::make_value_coder(artefact, layer);
+  if (layer.rope >= 0 && rope_ == nullptr && !layer.k_mean.empty() && !keys_are_exact() &&
+      is_packed()) {
     throw Error(ErrorCode::kInvalidArgument,
                 "layer " + std::to_string(layer.layer) +
                     ": its key mean is from before RoPE, but no RoPE table was given");
@@ -147,7 +197,8 @@ LayerCodec::LayerCodec(const Artefact& artefact, const ArtefactLayer& layer,
       k_transform_ = layer.k_transform;
       query_transform_ = layer.k_transform_inverse_transposed;
     }
-    if (!is_zero(layer.k_mean)) k_mean_ = layer.k_mean;
+    // A method with coders of its own keeps the mean for them.
+    if (is_packed() && !is_zero(layer.k_mean)) k_mean_ = layer.k_mean;
     if (!k_mean_.empty() && rope_ != nullptr)
       rope_basis_ = std::make_shared<RopeBasis>(rope_->spec());
   }
@@ -161,7 +212,7 @@ LayerCodec::LayerCodec(const Artefact& artefact, const ArtefactLayer& layer,
                               ? transposed(layer.v_transform, heads, layer.head_dim_v)
                               : layer.v_inverse;
     }
-    if (!is_zero(layer.v_mean)) v_mean_ = layer.v_mean;
+    if (is_packed() && !is_zero(layer.v_mean)) v_mean_ = layer.v_mean;
   }
 }
 

@@ -13,6 +13,7 @@
 #include "format/plane_layout.h"
 #include "kernels/kernels.h"
 #include "kernels/rope_table.h"
+#include "methods/row_coder.h"
 
 namespace oscar::cache {
 
@@ -29,6 +30,18 @@ struct Rows {
 // makes the whole row zeros and the result false.
 bool store_exact_row(const float* row, int head_dim, bf16_t* dst) noexcept;
 
+// A side in a layout of the method's own: its coder, and the rotation before it.
+struct SideCoder {
+  const methods::RowCoder* coder = nullptr;
+  const float* transform = nullptr;  // [num_kv_heads][head_dim][head_dim]; null: identity
+  const kernels::KernelSet* kernels = nullptr;
+
+  // Both [num_rows][num_kv_heads][head_dim].
+  void rotate(const float* raw, std::int64_t num_rows, float* rotated) const;
+  // One row, by the transpose: rotations of methods with coders are orthogonal.
+  void rotate_back(const float* rotated, float* raw) const;
+};
+
 // Immutable after construction; every method is thread-safe and allocates only in the given
 // scratch.
 class LayerCodec {
@@ -43,6 +56,12 @@ class LayerCodec {
   int num_kv_heads() const { return num_kv_heads_; }
   const PlaneLayout& k_layout() const { return k_layout_; }
   const PlaneLayout& v_layout() const { return v_layout_; }
+
+  // Whether both sides lie in packed planes. If not, they lie in stores (cache/group_store.h), and
+  // the methods on planes below are not to be called.
+  bool is_packed() const { return key_coder_ == nullptr; }
+  SideCoder key_side() const;
+  SideCoder value_side() const;
 
   // Token i goes to slot[i] (page·kPageSize + offset) of the view; −1 is skipped. 16 bits: BF16
   // rows in the raw basis. Returns false when a row held NaN or Inf (that row is stored as zeros;
@@ -102,6 +121,7 @@ class LayerCodec {
   std::shared_ptr<const RopeTable> rope_;
   std::shared_ptr<const RopeBasis> rope_basis_;
   const kernels::KernelSet* kernels_;
+  std::shared_ptr<const methods::RowCoder> key_coder_, value_coder_;  // null: packed
 };
 
 }  // namespace oscar::cache

@@ -1,4 +1,4 @@
-// naive and quarot: transforms that need the shapes of a model and nothing else.
+// Methods that need the shapes of a model and nothing else.
 #include <algorithm>
 #include <string>
 
@@ -6,6 +6,7 @@
 #include "calibrate/group_size.h"
 #include "calibrate/methods.h"
 #include "format/plane_layout.h"
+#include "methods/definition.h"
 
 namespace oscar::calibrate {
 namespace {
@@ -17,30 +18,49 @@ std::vector<float> identity(int head_dim) {
 }
 
 // The same matrix for every KV head: [num_kv_heads][head_dim][head_dim].
-std::vector<float> for_all_heads(Method method, int num_kv_heads, int head_dim) {
-  const std::vector<float> one =
-      method == Method::kQuarot ? hadamard_times_p(head_dim) : identity(head_dim);
+std::vector<float> for_all_heads(methods::MakeRotation rotation, int num_kv_heads, int head_dim) {
+  const std::vector<float> one = rotation != nullptr ? rotation(head_dim) : identity(head_dim);
   std::vector<float> all;
   all.reserve(one.size() * static_cast<std::size_t>(num_kv_heads));
   for (int head = 0; head < num_kv_heads; ++head) all.insert(all.end(), one.begin(), one.end());
   return all;
 }
 
+std::string names_where(bool calibrated) {
+  std::string names;
+  for (const Method method : all_methods()) {
+    if (methods::definition(method).calibrated != calibrated) continue;
+    names += (names.empty() ? "" : ", ") + std::string(method_name(method));
+  }
+  return names;
+}
+
 }  // namespace
+
+bool needs_statistics(Method method) { return methods::definition(method).calibrated; }
+std::string calibrated_method_names() { return names_where(true); }
+std::string data_free_method_names() { return names_where(false); }
 
 Artefact make_data_free(Method method, const ModelFingerprint& model,
                         const std::vector<LayerIndexShape>& layers) {
-  if (method != Method::kNaive && method != Method::kQuarot) {
-    throw Error(ErrorCode::kInvalidArgument, std::string("method ") + method_name(method) +
-                                                 " needs calibration; without it: naive, quarot");
+  if (needs_statistics(method)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string("method ") + method_name(method) +
+                    " needs calibration; without it: " + data_free_method_names());
   }
+  return make_uncalibrated(method, model, layers);
+}
+
+Artefact make_uncalibrated(Method method, const ModelFingerprint& model,
+                           const std::vector<LayerIndexShape>& layers) {
+  const methods::Definition& definition = methods::definition(method);
   if (layers.empty()) {
     throw Error(ErrorCode::kInvalidArgument, "no attention layers given; at least one is needed");
   }
   Artefact artefact;
   artefact.method = method;
   artefact.model = model;
-  artefact.hadamard = method == Method::kQuarot;
+  artefact.hadamard = definition.hadamard;
   std::vector<int> k_dims, v_dims;
   for (const auto& [layer, shape] : layers) {
     if (shape.num_kv_heads < 1) {
@@ -51,18 +71,25 @@ Artefact make_data_free(Method method, const ModelFingerprint& model,
     k_dims.push_back(shape.head_dim_k);
     v_dims.push_back(shape.head_dim_v);
   }
-  artefact.k_quant.group_size = common_group_size(k_dims, kDefaultGroupSize);
-  artefact.v_quant.group_size = common_group_size(v_dims, kDefaultGroupSize);
+  const DefaultQuants quants = default_quants(method, k_dims, v_dims);
+  artefact.k_quant = quants.k;
+  artefact.v_quant = quants.v;
   for (const auto& [layer, shape] : layers) {
-    PlaneLayout{shape.head_dim_k, artefact.k_quant}.validate();
-    PlaneLayout{shape.head_dim_v, artefact.v_quant}.validate();
+    for (const int head_dim : {shape.head_dim_k, shape.head_dim_v}) {
+      PlaneLayout{head_dim, {.group_size = kGroupMultiple}}.validate();
+    }
     ArtefactLayer fitted;
     fitted.layer = layer;
     fitted.num_kv_heads = shape.num_kv_heads;
     fitted.head_dim_k = shape.head_dim_k;
     fitted.head_dim_v = shape.head_dim_v;
-    fitted.k_transform = for_all_heads(method, shape.num_kv_heads, shape.head_dim_k);
-    fitted.v_transform = for_all_heads(method, shape.num_kv_heads, shape.head_dim_v);
+    fitted.k_transform = for_all_heads(definition.k_rotation, shape.num_kv_heads, shape.head_dim_k);
+    fitted.v_transform = for_all_heads(definition.v_rotation, shape.num_kv_heads, shape.head_dim_v);
+    for (int index = 0; index < kNumClipBits; ++index) {
+      if (definition.clip[index] == 1.0f) continue;
+      fitted.k_clip[index].assign(shape.num_kv_heads, definition.clip[index]);
+      fitted.v_clip[index].assign(shape.num_kv_heads, definition.clip[index]);
+    }
     artefact.layers.push_back(std::move(fitted));
   }
   const auto by_layer = [](const ArtefactLayer& a, const ArtefactLayer& b) {
@@ -75,6 +102,7 @@ Artefact make_data_free(Method method, const ModelFingerprint& model,
                                                    " is given twice; each layer once");
     }
   }
+  methods::check(method, artefact);
   return artefact;
 }
 

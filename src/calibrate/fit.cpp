@@ -115,6 +115,30 @@ std::string means_text(const std::vector<LayerInput>& inputs, const Recipe& reci
          ", whose RoPE is not known";
 }
 
+// A method without candidates: its own rotations, and the mean key before RoPE.
+Artefact fit_means(const Statistics& statistics, const std::vector<LayerInput>& inputs,
+                   const ModelFingerprint& model, const Recipe& recipe) {
+  std::vector<LayerIndexShape> shapes;
+  for (const LayerInput& input : inputs) shapes.push_back({input.layer, input.stats->shape});
+  Artefact artefact = make_uncalibrated(recipe.method, model, shapes);
+  artefact.ropes = statistics.ropes;
+  std::int64_t num_tokens = 0;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const LayerStatistics& stats = *inputs[i].stats;
+    ArtefactLayer& layer = artefact.layers[i];
+    layer.rope = stats.rope;
+    for (const HeadStatistics& head : stats.heads) {
+      for (const double sum : head.key_mean_sum) {
+        layer.k_mean.push_back(static_cast<float>(sum / static_cast<double>(head.num_tokens)));
+      }
+    }
+    num_tokens = std::max(num_tokens, stats.num_tokens);
+  }
+  artefact.info["fit.tokens"] = std::to_string(num_tokens);
+  artefact.info["fit.rows_left_out"] = std::to_string(statistics.num_non_finite);
+  return artefact;
+}
+
 }  // namespace
 
 Artefact fit(const Statistics& statistics, const ModelFingerprint& model,
@@ -137,6 +161,7 @@ Artefact fit(const Statistics& statistics, const ModelFingerprint& model,
   const auto tables = rope_tables(statistics);
   const std::vector<LayerInput> inputs = layer_inputs(statistics, tables);
 
+  if (recipe.key_candidates.empty()) return fit_means(statistics, inputs, model, recipe);
   std::vector<LayerFit> fits = fit_layers(inputs, recipe, options);
 
   Artefact artefact;

@@ -5,7 +5,6 @@
 
 namespace oscar::calibrate {
 
-inline constexpr int kDefaultGroupSize = 128;
 inline constexpr int kGroupMultiple = 16;
 
 // The largest multiple of 16 up to `wanted` that divides every one of `head_dims` (multiples of

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "calibrate/hadamard.h"
+#include "methods/hadamard.h"
 
 namespace oscar::calibrate {
 namespace {
@@ -90,7 +90,7 @@ KeyHead key_head(const LayerStatistics& stats, const SampleGeometry& geometry,
 
 KeyTransform key_transform(KeyBasis basis, const KeyHead& head) {
   const auto head_dim = static_cast<int>(head.mean.size());
-  const std::vector<double> mix_values = hadamard_times_p_double(head_dim);
+  const std::vector<double> mix_values = methods::hadamard_times_p_double(head_dim);
   const Eigen::Map<const MatrixD> mix(mix_values.data(), head_dim, head_dim);
   KeyTransform transform;
   switch (basis) {

@@ -9,14 +9,11 @@
 #include "calibrate/head_sample.h"
 #include "calibrate/matrix.h"
 #include "kernels/rope_table.h"
+#include "methods/definition.h"
 
 namespace oscar::calibrate {
 
-enum class KeyBasis {
-  kRotated,   // U·H·P, U the eigenbasis of C_Q
-  kHadamard,  // H·P
-  kSmoothed,  // diag(1/s)·H·P, queries diag(s)·H·P
-};
+using methods::KeyBasis;
 const char* key_basis_name(KeyBasis basis);
 
 // What the sums say about a head, and its sampled keys.

@@ -6,9 +6,10 @@
 
 #include "base/error.h"
 #include "calibrate/group_size.h"
-#include "calibrate/hadamard.h"
 #include "calibrate/methods.h"
 #include "format/plane_layout.h"
+#include "methods/definition.h"
+#include "methods/hadamard.h"
 
 namespace oscar::calibrate {
 namespace {
@@ -19,7 +20,7 @@ namespace {
 
 // matrices [num_heads][head_dim][head_dim] ← matrix · (H·P)ᵀ, summed in double.
 void remove_hadamard(int head_dim, std::vector<float>* matrices) {
-  const std::vector<double> mix = hadamard_times_p_double(head_dim);
+  const std::vector<double> mix = methods::hadamard_times_p_double(head_dim);
   std::vector<float> row(static_cast<std::size_t>(head_dim));
   for (std::size_t begin = 0; begin < matrices->size(); begin += row.size()) {
     for (int j = 0; j < head_dim; ++j) {
@@ -53,6 +54,13 @@ void set_bits(int bits, const char* side, QuantSpec* quant) {
 }
 
 void set_group(int group_size, Artefact* artefact) {
+  const methods::Definition& definition = methods::definition(artefact->method);
+  if (!definition.token_groups.empty()) {
+    // Tokens for the keys; as many channels at most for the values, where the method says so.
+    artefact->k_quant.group_size = group_size;
+    if (definition.values_follow_group) artefact->v_quant.group_size = group_size;
+    return;
+  }
   for (const ArtefactLayer& layer : artefact->layers) {
     for (const int head_dim : {layer.head_dim_k, layer.head_dim_v}) {
       if (group_size >= kGroupMultiple && group_size % kGroupMultiple == 0 &&
@@ -69,6 +77,7 @@ void set_group(int group_size, Artefact* artefact) {
 
 // Defaults name the group size that was wished for; a layer with smaller heads has smaller groups.
 void clamp_groups(Artefact* artefact) {
+  if (!methods::definition(artefact->method).packed()) return;
   std::vector<int> k_dims, v_dims;
   for (const ArtefactLayer& layer : artefact->layers) {
     k_dims.push_back(layer.head_dim_k);
@@ -78,11 +87,28 @@ void clamp_groups(Artefact* artefact) {
   artefact->v_quant.group_size = common_group_size(v_dims, artefact->v_quant.group_size);
 }
 
+void set_identity(int head_dim, std::vector<float>* matrices) {
+  for (std::size_t i = 0; i < matrices->size(); ++i) {
+    const std::size_t entry = i % (static_cast<std::size_t>(head_dim) * head_dim);
+    (*matrices)[i] = entry % (static_cast<std::size_t>(head_dim) + 1) == 0 ? 1.0f : 0.0f;
+  }
+}
+
+// What a data-free method rotates by is the Hadamard and nothing else.
+void reset_transforms(Artefact* artefact) {
+  for (ArtefactLayer& layer : artefact->layers) {
+    set_identity(layer.head_dim_k, &layer.k_transform);
+    set_identity(layer.head_dim_v, &layer.v_transform);
+  }
+}
+
 void drop_hadamard(Artefact* artefact) {
   if (!artefact->hadamard) {
     refuse(std::string("no-hadamard: the transforms of ") + method_name(artefact->method) +
            " hold no Hadamard; leave the option out");
   }
+  artefact->hadamard = false;
+  if (!methods::definition(artefact->method).calibrated) return reset_transforms(artefact);
   for (ArtefactLayer& layer : artefact->layers) {
     remove_hadamard(layer.head_dim_k, &layer.k_transform);
     remove_hadamard(layer.head_dim_k, &layer.k_transform_inverse_transposed);
@@ -92,7 +118,6 @@ void drop_hadamard(Artefact* artefact) {
     remove_hadamard(layer.head_dim_v, &layer.v_inverse);
     transpose(layer.head_dim_v, &layer.v_inverse);
   }
-  artefact->hadamard = false;
 }
 
 void drop_clip(Artefact* artefact) {
@@ -134,7 +159,12 @@ void apply_kv_spec(const KvSpec& spec, Artefact* artefact) {
   if (spec.no_hadamard) drop_hadamard(artefact);
   if (spec.no_clip) drop_clip(artefact);
   if (spec.no_mean) drop_means(artefact);
+  methods::check(artefact->method, *artefact);
   if (spec.unbiased) {
+    if (!methods::definition(artefact->method).packed()) {
+      refuse(std::string("unbiased: ") + method_name(artefact->method) +
+             " has a scale rule of its own; leave the option out");
+    }
     if (artefact->k_quant.bits == 16) {
       refuse("unbiased: keys at 16 bits have no scale; leave the option out or use k2, k3, k4");
     }

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "calibrate/calibrate_test_support.h"
 #include "calibrate/methods.h"
+#include "methods/hadamard.h"
 
 namespace oscar::calibrate {
 namespace {
@@ -58,7 +59,7 @@ TEST(DataFree, MakesOneTransformAHeadInLayerOrder) {
   EXPECT_EQ(artefact.layers[1].layer, 7);
   EXPECT_EQ(artefact.model.architecture, "llama");
   EXPECT_EQ(artefact.k_quant, (QuantSpec{2, 64, Codebook::kAffine, ScaleFit::kPlain}));
-  const std::vector<float> mix = hadamard_times_p(192);
+  const std::vector<float> mix = methods::hadamard_times_p(192);
   for (std::size_t i = 0; i < 2 * mix.size(); ++i) {
     ASSERT_EQ(artefact.layers[0].k_transform[i], mix[i % mix.size()]);
   }
@@ -113,7 +114,7 @@ TEST(KvOverrides, CalibratedWithoutHadamardKeepsTheEigenbasis) {
   const Artefact with = calibrated(Method::kOscar);
   Artefact without = with;
   apply_kv_spec(parse_kv_spec("oscar:no-hadamard"), &without);
-  const std::vector<float> mix = hadamard_times_p(64);
+  const std::vector<float> mix = methods::hadamard_times_p(64);
   for (int head = 0; head < 2; ++head) {
     const float* kept = without.layers[0].k_transform.data() + head * 64 * 64;
     for (int i = 0; i < 64; ++i) {

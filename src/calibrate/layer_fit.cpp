@@ -76,32 +76,29 @@ std::size_t choose(const std::vector<double>& scores) {
 
 Recipe recipe_for(Method method, const std::vector<int>& k_dims, const std::vector<int>& v_dims) {
   Recipe recipe;
-  recipe.method = method;
-  recipe.k_quant.group_size = common_group_size(k_dims, kDefaultGroupSize);
-  recipe.v_quant.group_size = common_group_size(v_dims, kDefaultGroupSize);
-  switch (method) {
-    case Method::kOscar:
-      recipe.key_candidates = {KeyBasis::kRotated};
-      recipe.value_candidates = {ValueBasis::kRotated};
-      return recipe;
-    case Method::kOscarPlus:
-      recipe.key_candidates = {KeyBasis::kHadamard, KeyBasis::kRotated, KeyBasis::kSmoothed};
-      recipe.value_candidates = {ValueBasis::kHadamard, ValueBasis::kRotated};
-      recipe.subtract_key_mean = recipe.offer_value_mean = true;
-      recipe.k_quant.codebook = recipe.v_quant.codebook = Codebook::kSymmetric;
-      // An output averages many values: errors that shrink them all add up, unbiased ones cancel.
-      recipe.k_quant.scale_fit = recipe.v_quant.scale_fit = ScaleFit::kUnbiased;
-      return recipe;
-    default:
-      throw Error(ErrorCode::kInvalidArgument, std::string("method ") + method_name(method) +
-                                                   " is not calibrated; legal: oscar, oscar-plus");
+  const methods::Definition& definition = methods::definition(method);
+  if (!definition.calibrated) {
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string("method ") + method_name(method) +
+                    " is not calibrated; legal: " + calibrated_method_names());
   }
+  static_cast<methods::Recipe&>(recipe) = definition.recipe;
+  recipe.method = method;
+  const DefaultQuants quants = default_quants(method, k_dims, v_dims);
+  recipe.k_quant = quants.k;
+  recipe.v_quant = quants.v;
+  return recipe;
 }
 
 DefaultQuants default_quants(Method method, const std::vector<int>& k_dims,
                              const std::vector<int>& v_dims) {
-  const Recipe recipe = recipe_for(method, k_dims, v_dims);
-  return {recipe.k_quant, recipe.v_quant};
+  const methods::Definition& definition = methods::definition(method);
+  DefaultQuants quants{definition.k, definition.v};
+  if (definition.packed()) {
+    quants.k.group_size = common_group_size(k_dims, quants.k.group_size);
+    quants.v.group_size = common_group_size(v_dims, quants.v.group_size);
+  }
+  return quants;
 }
 
 void check_statistics(const LayerInput& input) {

@@ -11,13 +11,8 @@
 namespace oscar::calibrate {
 
 // What a method does, apart from the statistics.
-struct Recipe {
+struct Recipe : methods::Recipe {
   Method method = Method::kOscarPlus;
-  std::vector<KeyBasis> key_candidates;
-  std::vector<ValueBasis> value_candidates;
-  bool subtract_key_mean = false;
-  bool offer_value_mean =
-      false;  // each layer subtracts it where that clearly lowers the output error
   QuantSpec k_quant, v_quant;
 };
 

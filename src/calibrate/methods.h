@@ -25,17 +25,25 @@ struct FitOptions {
 Artefact fit(const Statistics& statistics, const ModelFingerprint& model,
              const FitOptions& options);
 
-// naive (identity) or quarot (H on keys and values): needs shapes alone. `layers` gives the model's
-// layer index of each.
+// Whether the method needs statistics of the model, and which do.
+bool needs_statistics(Method method);
+std::string calibrated_method_names();  // "oscar, oscar-plus, ..."
+std::string data_free_method_names();
+
+// The artefact of a method that needs shapes alone. `layers` gives the model's layer index of each.
+// Throws Error(kInvalidArgument) for a method that needs statistics, Error(kUnsupported) naming
+// what the method cannot do.
 struct LayerIndexShape {
   int layer;
   LayerShape shape;
 };
 Artefact make_data_free(Method method, const ModelFingerprint& model,
                         const std::vector<LayerIndexShape>& layers);
+// The same for any method, without what only statistics can say: for sizes and refusals.
+Artefact make_uncalibrated(Method method, const ModelFingerprint& model,
+                           const std::vector<LayerIndexShape>& layers);
 
-// How a calibrated method stores keys and values before any override. head_dims: of all layers.
-// Throws Error(kInvalidArgument) for methods that need no calibration.
+// How a method stores keys and values before any override. head_dims: of all layers.
 struct DefaultQuants {
   QuantSpec k, v;
 };
@@ -48,10 +56,5 @@ DefaultQuants default_quants(Method method, const std::vector<int>& k_dims,
 // does not divide every head size is refused. Throws Error(kInvalidArgument) where an option does
 // not fit.
 void apply_kv_spec(const KvSpec& spec, Artefact* artefact);
-
-// H·P for a head size: the normalised Sylvester Hadamard times the bit-reversal order for powers of
-// two; otherwise H of the largest power-of-two factor ⊗ an orthonormal Hartley mix of the odd
-// factor (no P). Row-major [head_dim][head_dim].
-std::vector<float> hadamard_times_p(int head_dim);
 
 }  // namespace oscar::calibrate

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "calibrate/hadamard.h"
+#include "methods/hadamard.h"
 
 namespace oscar::calibrate {
 namespace {
@@ -50,7 +50,7 @@ ValueHead value_head(const LayerStatistics& stats, const SampleGeometry& geometr
 
 MatrixF value_transform(ValueBasis basis, const ValueHead& head) {
   const auto head_dim = static_cast<int>(head.mean.size());
-  const std::vector<double> mix_values = hadamard_times_p_double(head_dim);
+  const std::vector<double> mix_values = methods::hadamard_times_p_double(head_dim);
   const Eigen::Map<const MatrixD> mix(mix_values.data(), head_dim, head_dim);
   if (basis == ValueBasis::kHadamard) return mix.cast<float>();
   return (head.basis.vectors * mix).cast<float>();

@@ -8,13 +8,11 @@
 #include "calibrate/eigenbasis.h"
 #include "calibrate/head_sample.h"
 #include "calibrate/matrix.h"
+#include "methods/definition.h"
 
 namespace oscar::calibrate {
 
-enum class ValueBasis {
-  kRotated,   // U·H·P, U the eigenbasis of C_S
-  kHadamard,  // H·P
-};
+using methods::ValueBasis;
 const char* value_basis_name(ValueBasis basis);
 
 struct ValueHead {

@@ -196,10 +196,11 @@ oscar_status oscar_fit(const oscar_collector* collector, const char* method,
     require_pointer(out, "out");
     oscar::calibrate::FitOptions options;
     options.method = oscar::method_from_name(method);
-    if (options.method != oscar::Method::kOscar && options.method != oscar::Method::kOscarPlus) {
+    if (!oscar::calibrate::needs_statistics(options.method)) {
       throw oscar::Error(oscar::ErrorCode::kInvalidArgument,
                          std::string("method '") + method +
-                             "' needs no calibration; calibrated methods: oscar, oscar-plus");
+                             "' needs no calibration; calibrated methods: " +
+                             oscar::calibrate::calibrated_method_names());
     }
     if (num_threads < 1) {
       throw oscar::Error(

@@ -7,6 +7,7 @@
 #include "capi/handles.h"
 #include "capi/status.h"
 #include "format/kv_spec.h"
+#include "methods/definition.h"
 
 namespace oscar::capi {
 namespace {
@@ -63,8 +64,8 @@ oscar_method* open(const char* kv, const oscar_model* model) {
   switch (spec.kind) {
     case KvSpec::Kind::kHostType:
       throw Error(ErrorCode::kInvalidArgument,
-                  "kv '" + spec.host_type +
-                      "' is a cache type of llama.cpp; here: naive, quarot or an artefact file");
+                  "kv '" + spec.host_type + "' is a cache type of llama.cpp; here: " +
+                      calibrate::data_free_method_names() + " or an artefact file");
     case KvSpec::Kind::kMethod:
       require_pointer(model, "model");
       method->artefact = data_free(spec.method, *model);
@@ -112,17 +113,9 @@ oscar_status oscar_method_describe(const oscar_method* method, oscar_method_info
     info.v_bits = artefact.v_quant.bits;
     double bits = 0, values = 0;
     for (const oscar::ArtefactLayer& layer : artefact.layers) {
-      // Sizes do not depend on positions, but a codec with a mean before RoPE wants its table.
-      std::shared_ptr<const oscar::RopeTable> rope;
-      if (layer.rope >= 0)
-        rope = std::make_shared<oscar::RopeTable>(artefact.ropes.at(layer.rope), 0);
-      const oscar::cache::LayerCodec codec(artefact, layer, rope,
-                                           oscar::kernels::selected_kernel_set());
-      for (const oscar::PlaneLayout& layout : {codec.k_layout(), codec.v_layout()}) {
-        const double count = static_cast<double>(layer.num_kv_heads) * layout.head_dim;
-        bits += layout.bits_per_value() * count;
-        values += count;
-      }
+      const oscar::methods::SideBytes bytes = oscar::methods::bytes_per_token(artefact, layer);
+      bits += 8.0 * (bytes.keys + bytes.values);
+      values += static_cast<double>(layer.num_kv_heads) * (layer.head_dim_k + layer.head_dim_v);
     }
     info.bits_per_value = bits / values;
     info.sink_tokens = method->sink_tokens;

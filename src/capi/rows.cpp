@@ -6,6 +6,7 @@
 #include "cache/token_bytes.h"
 #include "capi/handles.h"
 #include "capi/status.h"
+#include "methods/definition.h"
 
 namespace oscar::capi {
 namespace {
@@ -142,6 +143,12 @@ oscar_status oscar_codec_create(const oscar_method* method, int32_t layer, int32
     std::shared_ptr<const oscar::RopeTable> rope;
     if (shape.rope >= 0)
       rope = std::make_shared<oscar::RopeTable>(artefact.ropes.at(shape.rope), max_position);
+    if (!oscar::methods::definition(artefact.method).packed()) {
+      throw oscar::Error(oscar::ErrorCode::kUnsupported,
+                         std::string("method '") + oscar::method_name(artefact.method) +
+                             "' has no rows of single tokens and no pages: its codes are in a "
+                             "layout of its own; use oscar_cache");
+    }
     *out = new oscar_codec{
         oscar::cache::LayerCodec(artefact, shape, rope, oscar::kernels::selected_kernel_set()),
         max_position, method->force_float};

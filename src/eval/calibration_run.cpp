@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "calibrate/methods.h"
+#include "methods/definition.h"
 
 namespace oscar::eval {
 namespace {
@@ -171,8 +172,9 @@ std::vector<std::string> large_mean_warnings(const calibrate::Statistics& statis
     std::snprintf(figure, sizeof figure, "%.1f", ratio);
     std::string line = "layer " + std::to_string(index) + ": the mean key is " + figure +
                        " times the keys' deviation from it; ";
-    line += method == Method::kOscarPlus
-                ? "oscar-plus keeps it apart, other methods lose these keys below 16 bits (:k16v2)"
+    line += methods::definition(method).recipe.subtract_key_mean
+                ? std::string(method_name(method)) +
+                      " keeps it apart, other methods lose these keys below 16 bits (:k16v2)"
                 : std::string(method_name(method)) +
                       " keeps it in the codes, so expect poor answers; use oscar-plus, or exact "
                       "keys (:k16v2)";

@@ -28,11 +28,45 @@ struct Plane {
   }
 };
 
+// One side's rows, each coded by itself.
+std::vector<float> coded_alone(const cache::SideCoder& side, const std::vector<float>& rows,
+                               const std::vector<std::int32_t>& positions, int index) {
+  if (side.coder->group_tokens() > 1) {
+    throw Error(ErrorCode::kUnsupported,
+                "layer " + std::to_string(index) + ": the method codes groups of " +
+                    std::to_string(side.coder->group_tokens()) +
+                    " consecutive tokens, and the sample holds single ones; eval kl can judge it");
+  }
+  const std::int64_t width = side.coder->row_values();
+  std::vector<float> result(rows.size()), rotated(static_cast<std::size_t>(width));
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(side.coder->group_bytes()));
+  for (std::size_t token = 0; token < positions.size(); ++token) {
+    const std::size_t at = token * static_cast<std::size_t>(width);
+    side.rotate(&rows[at], 1, rotated.data());
+    side.coder->encode(rotated.data(), &positions[token], 1, bytes.data());
+    side.coder->decode(bytes.data(), &positions[token], 0, 1, rotated.data());
+    side.rotate_back(rotated.data(), &result[at]);
+  }
+  return result;
+}
+
 CachedRows round_trip(const cache::LayerCodec& codec, const LayerStatistics& layer, int index) {
   const calibrate::LayerSample& sample = layer.sample;
   const auto num_tokens = static_cast<std::int64_t>(sample.key_positions.size());
   const int heads = layer.shape.num_kv_heads;
   const int k_dim = layer.shape.head_dim_k, v_dim = layer.shape.head_dim_v;
+  if (!codec.is_packed()) {
+    const auto finite = [](float x) { return std::isfinite(x); };
+    if (!std::all_of(sample.keys.begin(), sample.keys.end(), finite) ||
+        !std::all_of(sample.values.begin(), sample.values.end(), finite)) {
+      throw Error(ErrorCode::kCorrupt, "layer " + std::to_string(index) +
+                                           ": the model's keys or values hold NaN or Inf");
+    }
+    CachedRows rows;
+    rows.keys = coded_alone(codec.key_side(), sample.keys, sample.key_positions, index);
+    rows.values = coded_alone(codec.value_side(), sample.values, sample.key_positions, index);
+    return rows;
+  }
   Plane k(codec.k_layout(), heads, num_tokens), v(codec.v_layout(), heads, num_tokens);
   std::vector<std::int64_t> slots(static_cast<std::size_t>(num_tokens));
   std::iota(slots.begin(), slots.end(), 0);

@@ -8,8 +8,10 @@
 
 #include "base/error.h"
 #include "cache/cache_bytes.h"
+#include "cache/group_store.h"
 #include "calibrate/methods.h"
 #include "format/plane_layout.h"
+#include "methods/definition.h"
 
 namespace oscar::eval {
 namespace {
@@ -42,28 +44,6 @@ void check_packed(const ModelLayers& model, const AttentionLayer& layer) {
   }
 }
 
-// What the method stores, without matrices: bits, levels and groups of a model that was not
-// calibrated yet.
-Artefact uncalibrated(const ModelLayers& model, Method method) {
-  Artefact artefact;
-  artefact.method = method;
-  std::vector<int> k_dims, v_dims;
-  for (const AttentionLayer& layer : model.layers) {
-    ArtefactLayer entry;
-    entry.layer = layer.layer;
-    entry.num_kv_heads = layer.num_kv_heads;
-    entry.head_dim_k = layer.head_dim_k;
-    entry.head_dim_v = layer.head_dim_v;
-    artefact.layers.push_back(entry);
-    k_dims.push_back(layer.head_dim_k);
-    v_dims.push_back(layer.head_dim_v);
-  }
-  const calibrate::DefaultQuants quants = calibrate::default_quants(method, k_dims, v_dims);
-  artefact.k_quant = quants.k;
-  artefact.v_quant = quants.v;
-  return artefact;
-}
-
 void check_layers(const ModelLayers& model, const Artefact& artefact) {
   for (const AttentionLayer& layer : model.layers) {
     const auto found =
@@ -86,12 +66,8 @@ void check_layers(const ModelLayers& model, const Artefact& artefact) {
   }
 }
 
-struct Quants {
-  QuantSpec k, v;
-  Method method;
-};
-
-Quants packed_quants(const ModelLayers& model, const KvChoice& kv) {
+// The method and how it stores the model's layers.
+Artefact artefact_for(const ModelLayers& model, const KvChoice& kv) {
   for (const AttentionLayer& layer : model.layers) check_packed(model, layer);
   try {
     Artefact artefact;
@@ -99,10 +75,6 @@ Quants packed_quants(const ModelLayers& model, const KvChoice& kv) {
     if (spec.kind == KvSpec::Kind::kFile) {
       artefact = load_artefact(spec.file);
       check_layers(model, artefact);
-    } else if (needs_calibration(kv)) {
-      artefact = uncalibrated(model, spec.method);
-      // Leaving a part out changes no byte; whether there is such a part, the artefact will tell.
-      spec.no_hadamard = spec.no_clip = spec.no_mean = false;
     } else {
       std::vector<calibrate::LayerIndexShape> shapes;
       for (const AttentionLayer& layer : model.layers) {
@@ -110,10 +82,12 @@ Quants packed_quants(const ModelLayers& model, const KvChoice& kv) {
             {layer.layer,
              {layer.num_q_heads, layer.num_kv_heads, layer.head_dim_k, layer.head_dim_v}});
       }
-      artefact = calibrate::make_data_free(spec.method, {}, shapes);
+      artefact = calibrate::make_uncalibrated(spec.method, {}, shapes);
+      // Leaving a part out changes no byte; whether there is such a part, the artefact will tell.
+      if (needs_calibration(kv)) spec.no_hadamard = spec.no_clip = spec.no_mean = false;
     }
     calibrate::apply_kv_spec(spec, &artefact);
-    return {artefact.k_quant, artefact.v_quant, artefact.method};
+    return artefact;
   } catch (const Error& error) {
     throw Error(error.code(), "--kv " + kv.label + ": " + error.what());
   }
@@ -145,11 +119,15 @@ class Filler {
   Filler(const ModelLayers& model, const KvChoice& kv, const PlanOptions& options)
       : model_(model), kv_(kv), options_(options) {
     is_host_ = kv.spec.kind == KvSpec::Kind::kHostType;
-    if (!is_host_) quants_ = packed_quants(model, kv);
+    if (!is_host_) artefact_ = artefact_for(model, kv);
   }
 
-  std::string method() const { return is_host_ ? kv_.spec.host_type : method_name(quants_.method); }
-  bool has_copies() const { return !is_host_ && (quants_.k.bits != 16 || quants_.v.bits != 16); }
+  std::string method() const {
+    return is_host_ ? kv_.spec.host_type : method_name(artefact_.method);
+  }
+  bool has_copies() const {
+    return !is_host_ && (artefact_.k_quant.bits != 16 || artefact_.v_quant.bits != 16);
+  }
 
   void fill(PlanGroup* group) const {
     const auto num_layers = static_cast<std::int64_t>(group->layers.size());
@@ -170,19 +148,21 @@ class Filler {
       group->code_bytes = group->bytes_per_token * static_cast<std::uint64_t>(extent.num_rows());
       return;
     }
-    const PlaneLayout k = layout_of(group->head_dim_k, quants_.k);
-    const PlaneLayout v = layout_of(group->head_dim_v, quants_.v);
-    group->k_bits = k.bits_per_value();
-    group->v_bits = v.bits_per_value();
-    const std::int64_t page = group->num_kv_heads * (k.plane_bytes() + v.plane_bytes());
-    group->bytes_per_token = static_cast<std::uint64_t>(num_layers * page / kPageSize);
-    group->code_bytes = static_cast<std::uint64_t>(
-        num_layers * (cache::plane_bytes(k, group->num_kv_heads, extent) +
-                      cache::plane_bytes(v, group->num_kv_heads, extent)));
-    if (!has_copies()) return;
     const std::int64_t windows = options_.copied_sequences
                                      ? extent.num_streams * *options_.copied_sequences
                                      : options_.num_sequences;
+    ArtefactLayer layer;
+    layer.num_kv_heads = group->num_kv_heads;
+    layer.head_dim_k = group->head_dim_k;
+    layer.head_dim_v = group->head_dim_v;
+    const methods::SideBytes bytes = methods::bytes_per_token(artefact_, layer);
+    group->k_bits = 8.0 * bytes.keys / static_cast<double>(k_values);
+    group->v_bits = 8.0 * bytes.values / static_cast<double>(v_values);
+    group->bytes_per_token =
+        static_cast<std::uint64_t>(static_cast<double>(num_layers) * (bytes.keys + bytes.values));
+    group->code_bytes =
+        static_cast<std::uint64_t>(num_layers * layer_code_bytes(layer, extent, windows));
+    if (!has_copies()) return;
     const std::int64_t window = std::int64_t{kv_.spec.sink_tokens} + kv_.spec.recent_tokens;
     group->num_copies = cache::num_copies(window, windows, extent);
     group->copy_bytes = static_cast<std::uint64_t>(
@@ -190,11 +170,25 @@ class Filler {
   }
 
  private:
+  // Both sides of one layer.
+  std::int64_t layer_code_bytes(const ArtefactLayer& layer, const cache::CellExtent& extent,
+                                std::int64_t windows) const {
+    if (const auto keys = methods::make_key_coder(artefact_, layer, nullptr)) {
+      const auto values = methods::make_value_coder(artefact_, layer);
+      return cache::store_bytes(*keys, extent.num_rows(), windows) +
+             cache::store_bytes(*values, extent.num_rows(), windows);
+    }
+    return cache::plane_bytes(layout_of(layer.head_dim_k, artefact_.k_quant), layer.num_kv_heads,
+                              extent) +
+           cache::plane_bytes(layout_of(layer.head_dim_v, artefact_.v_quant), layer.num_kv_heads,
+                              extent);
+  }
+
   const ModelLayers& model_;
   const KvChoice& kv_;
   const PlanOptions& options_;
   bool is_host_ = false;
-  Quants quants_{};
+  Artefact artefact_;
 };
 
 }  // namespace

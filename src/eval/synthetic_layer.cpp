@@ -7,7 +7,9 @@
 
 #include "base/bf16.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "calibrate/methods.h"
+#include "methods/definition.h"
 #include "reference/attention.h"
 
 namespace oscar::eval {
@@ -76,25 +78,24 @@ void SyntheticLayer::make_codec(const KvSpec& spec, const kernels::KernelSet& ke
                                 std::uint64_t seed) {
   if (spec.kind != KvSpec::Kind::kMethod) {
     throw Error(ErrorCode::kInvalidArgument,
-                "'" + spec.text + "': give a method: naive, quarot, oscar, oscar-plus");
+                "'" + spec.text + "': give a method: " + method_names());
   }
   const calibrate::LayerShape layer_shape{shape_.num_q_heads, shape_.num_kv_heads, shape_.head_dim,
                                           shape_.head_dim};
-  const bool calibrated = spec.method == Method::kOscar || spec.method == Method::kOscarPlus;
-  Artefact artefact =
-      calibrate::make_data_free(calibrated ? Method::kQuarot : spec.method, {}, {{0, layer_shape}});
+  const methods::Definition& definition = methods::definition(spec.method);
+  if (!definition.packed()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                in_quotes(spec.text) +
+                    ": its codes are in a layout of their own, which has no kernels to time");
+  }
+  Artefact artefact = calibrate::make_uncalibrated(spec.method, {}, {{0, layer_shape}});
   ArtefactLayer& layer = artefact.layers.front();
-  if (calibrated) {
-    const std::vector<int> dims = {shape_.head_dim};
-    const calibrate::DefaultQuants quants = calibrate::default_quants(spec.method, dims, dims);
-    artefact.method = spec.method;
-    artefact.k_quant = quants.k;
-    artefact.v_quant = quants.v;
+  if (definition.calibrated) {
     const std::vector<float> clip(static_cast<std::size_t>(shape_.num_kv_heads), 0.9f);
     layer.k_clip.fill(clip);
     layer.v_clip.fill(clip);
   }
-  if (spec.method == Method::kOscarPlus && calibrated) {
+  if (definition.recipe.subtract_key_mean) {
     Generator generator(seed);
     artefact.ropes.push_back(half_split_rope(shape_.head_dim));
     layer.rope = 0;

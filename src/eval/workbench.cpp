@@ -21,10 +21,8 @@ void check_fits(const KvChoice& kv, Artefact artefact, const ModelFingerprint& m
   } else {
     const calibrate::LayerShape shape = {model.num_q_heads, model.num_kv_heads, model.head_dim_k,
                                          model.head_dim_v};
-    const bool waits = needs_calibration(kv);
-    artefact =
-        calibrate::make_data_free(waits ? Method::kQuarot : spec.method, model, {{0, shape}});
-    if (waits) spec.no_clip = spec.no_mean = false;
+    artefact = calibrate::make_uncalibrated(spec.method, model, {{0, shape}});
+    if (needs_calibration(kv)) spec.no_clip = spec.no_mean = false;
   }
   calibrate::apply_kv_spec(spec, &artefact);
 }
@@ -109,7 +107,7 @@ KvUse Workbench::use(const Context& context, const KvChoice& kv) const {
     const ggml_type type = host_type(kv.spec.host_type);
     const double bits =
         8.0 * static_cast<double>(ggml_type_size(type)) / static_cast<double>(ggml_blck_size(type));
-    return {kv.spec.host_type, bits, context.host_kv_bytes(), 0};
+    return {kv.spec.host_type, bits, bits, context.host_kv_bytes(), 0};
   }
   ggml_plugin::Report report;
   if (host_->plugin().report(&report) != 0) {
@@ -117,7 +115,8 @@ KvUse Workbench::use(const Context& context, const KvChoice& kv) const {
                 "--kv " + kv.label +
                     ": the plugin reports no cache; the model's keys and values did not go to it");
   }
-  return {report.method, report.bits_per_value, report.kv_bytes_used, report.kv_bytes_allocated};
+  return {report.method, report.bits_per_value, report.code_bits, report.kv_bytes_used,
+          report.kv_bytes_allocated};
 }
 
 ggml_type host_type(const std::string& name) {
@@ -136,15 +135,13 @@ KvChoice choose_kv(const std::string& text) {
   if (kv.spec.kind == KvSpec::Kind::kFile && !std::filesystem::exists(kv.spec.file)) {
     throw Error(ErrorCode::kNotFound,
                 "--kv " + text + ": '" + kv.spec.file +
-                    "' is no file and no method; methods are f16, q8_0, q4_0, naive, quarot, "
-                    "oscar, oscar-plus");
+                    "' is no file and no method; methods are f16, q8_0, q4_0, " + method_names());
   }
   return kv;
 }
 
 bool needs_calibration(const KvChoice& kv) {
-  return kv.spec.kind == KvSpec::Kind::kMethod &&
-         (kv.spec.method == Method::kOscar || kv.spec.method == Method::kOscarPlus);
+  return kv.spec.kind == KvSpec::Kind::kMethod && calibrate::needs_statistics(kv.spec.method);
 }
 
 void use_artefact(KvChoice* kv, const std::string& artefact_path) {

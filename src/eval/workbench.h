@@ -22,6 +22,7 @@ struct KvChoice {
 struct KvUse {
   std::string method;
   double bits = 0;                      // a stored key or value, metadata and exact copies included
+  double code_bits = 0;                 // without exact copies, every group of tokens full
   std::uint64_t kv_bytes = 0;           // of the tokens in it
   std::uint64_t kv_bytes_reserved = 0;  // for the whole context; 0: not known (host types)
 };

@@ -1,5 +1,5 @@
 // The calibration artefact: what a method needs to know about one model. One safetensors file;
-// docs/format.md lists its tensors. Data-free methods (naive, quarot) use the same structure, made
+// docs/format.md lists its tensors. Data-free methods use the same structure, made
 // in memory.
 #pragma once
 
@@ -16,10 +16,17 @@ namespace oscar {
 
 inline constexpr int kArtefactVersion = 1;
 
-enum class Method : std::uint8_t { kNaive, kQuarot, kOscar, kOscarPlus };
-const char* method_name(Method method) noexcept;  // "naive", "quarot", "oscar", "oscar-plus"
-Method method_from_name(
-    const std::string& name);  // throws Error(kInvalidArgument) listing the legal names
+enum class Method : std::uint8_t {
+#define OSCAR_METHOD(id, name) k##id,
+#include "format/methods.inc"
+#undef OSCAR_METHOD
+};
+const std::vector<Method>& all_methods();  // in the order of format/methods.inc
+const char* method_name(Method method) noexcept;
+// Throws Error(kInvalidArgument) listing the legal names.
+Method method_from_name(const std::string& name);
+bool is_method_name(const std::string& name);
+std::string method_names();  // "naive, quarot, ..."
 
 // What must agree between the artefact and the model it is used on.
 struct ModelFingerprint {

@@ -13,7 +13,6 @@ namespace oscar {
 namespace {
 
 constexpr const char* kHostTypes[] = {"f16", "q8_0", "q4_0"};
-constexpr Method kMethods[] = {Method::kNaive, Method::kQuarot, Method::kOscar, Method::kOscarPlus};
 constexpr int kLegalBits[] = {2, 3, 4, 16};
 constexpr const char* kOptionList =
     "k2v2 (bits 2, 3, 4, 16), sink=N, recent=N, group=N, no-hadamard, no-clip, no-mean, unbiased, "
@@ -54,9 +53,7 @@ class Parser {
   }
 
   static bool is_name(const std::string& name) {
-    return is_host_type(name) ||
-           std::any_of(std::begin(kMethods), std::end(kMethods),
-                       [&](Method method) { return name == method_name(method); });
+    return is_host_type(name) || is_method_name(name);
   }
 
   void set_name(const std::string& name) {

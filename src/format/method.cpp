@@ -1,33 +1,51 @@
+#include <algorithm>
+
 #include "base/error.h"
 #include "base/text.h"
 #include "format/artefact.h"
 
 namespace oscar {
-namespace {
 
-constexpr Method kMethods[] = {Method::kNaive, Method::kQuarot, Method::kOscar, Method::kOscarPlus};
-
-}  // namespace
+const std::vector<Method>& all_methods() {
+  static const std::vector<Method> methods = {
+#define OSCAR_METHOD(id, name) Method::k##id,
+#include "format/methods.inc"
+#undef OSCAR_METHOD
+  };
+  return methods;
+}
 
 const char* method_name(Method method) noexcept {
   switch (method) {
-    case Method::kNaive: return "naive";
-    case Method::kQuarot: return "quarot";
-    case Method::kOscar: return "oscar";
-    case Method::kOscarPlus: return "oscar-plus";
+#define OSCAR_METHOD(id, name) \
+  case Method::k##id:          \
+    return name;
+#include "format/methods.inc"
+#undef OSCAR_METHOD
   }
   return "unknown";
 }
 
+bool is_method_name(const std::string& name) {
+  return std::any_of(all_methods().begin(), all_methods().end(),
+                     [&](Method method) { return name == method_name(method); });
+}
+
+std::string method_names() {
+  std::string names;
+  for (const Method method : all_methods()) {
+    if (!names.empty()) names += ", ";
+    names += method_name(method);
+  }
+  return names;
+}
+
 Method method_from_name(const std::string& name) {
-  std::string legal;
-  for (const Method method : kMethods) {
+  for (const Method method : all_methods()) {
     if (name == method_name(method)) return method;
-    if (!legal.empty()) legal += ", ";
-    legal += method_name(method);
   }
   throw Error(ErrorCode::kInvalidArgument,
-              "method " + in_quotes(name) + " is unknown; known methods: " + legal);
+              "method " + in_quotes(name) + " is unknown; known methods: " + method_names());
 }
 
 }  // namespace oscar

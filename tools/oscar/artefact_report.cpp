@@ -3,7 +3,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "calibrate/methods.h"
+#include "methods/hadamard.h"
 
 namespace oscar::tool {
 namespace {
@@ -22,7 +22,7 @@ std::string quant_text(const QuantSpec& quant) {
 std::string transform_text(const std::vector<float>& transform, bool has_inverse, int head_dim) {
   if (has_inverse) return "smoothed";
   if (transform.empty()) return "none";
-  const std::vector<float> mix = calibrate::hadamard_times_p(head_dim);
+  const std::vector<float> mix = methods::hadamard_times_p(head_dim);
   constexpr float kTolerance = 1e-5f;  // of an entry; those of the mix are at least 1/16
   bool is_mix = true, is_identity = true;
   for (std::size_t i = 0; i < transform.size(); ++i) {

@@ -4,6 +4,7 @@
 
 #include "artefact_report.h"
 #include "base/error.h"
+#include "calibrate/methods.h"
 #include "commands.h"
 #include "eval/calibration_run.h"
 #include "output_file.h"
@@ -24,9 +25,10 @@ struct CalibrateCommand {
 
 Method calibrated_method(const std::string& name) {
   const Method method = method_from_name(name);
-  if (method == Method::kOscar || method == Method::kOscarPlus) return method;
+  if (calibrate::needs_statistics(method)) return method;
   throw Error(ErrorCode::kInvalidArgument, "--method " + name + " needs no calibration (use --kv " +
-                                               name + "); those that do are oscar and oscar-plus");
+                                               name + "); those that do are " +
+                                               calibrate::calibrated_method_names());
 }
 
 void run_calibrate(const CalibrateCommand& command) {

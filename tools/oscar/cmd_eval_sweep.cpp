@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "calibrate/methods.h"
 #include "commands.h"
 #include "eval/calibration_run.h"
 #include "eval/sweep.h"
@@ -82,7 +83,8 @@ std::vector<eval::KvChoice> choose_calibrations(const SweepCommand& command,
     throw Error(ErrorCode::kInvalidArgument,
                 "--kv " + command.base +
                     ": a sweep of the calibration needs a method that is "
-                    "calibrated: oscar or oscar-plus");
+                    "calibrated: " +
+                    calibrate::calibrated_method_names());
   }
   workbench->check(probe);
   std::vector<std::string> paths = command.texts;

@@ -79,6 +79,7 @@ Json eval_row_json(const eval::EvalRow& row) {
   json["kv"] = row.kv;
   json["method"] = row.use.method;
   json["bits"] = row.use.bits;
+  json["code_bits"] = row.use.code_bits;
   json["kv_bytes"] = row.use.kv_bytes;
   json["ctx"] = row.context_tokens;
   json["tokens"] = row.num_scored;

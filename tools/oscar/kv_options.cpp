@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <filesystem>
+#include <utility>
 
 #include "base/error.h"
 #include "eval/calibration_run.h"
@@ -52,6 +53,35 @@ std::string kept_artefact(Method method, eval::Workbench* workbench) {
   return path;
 }
 
+constexpr const char* kAll = "all";
+
+// Every method as it is by default, and what is compared with them at other bits and groups.
+std::vector<std::string> all_specs() {
+  std::vector<std::string> specs = {"q4_0"};
+  for (const Method method : all_methods()) specs.push_back(method_name(method));
+  for (const char* spec : {"quarot:k4v4", "turboquant:k3v3", "kivi:group=128",
+                           "omniscale:group=128", "oscar-plus:k3v2"})
+    specs.push_back(spec);
+  return specs;
+}
+
+// Those that the model can have; the others are named.
+void add_all(const eval::Workbench& workbench, std::vector<eval::KvChoice>* choices) {
+  for (const std::string& spec : all_specs()) {
+    eval::KvChoice choice = eval::choose_kv(spec);
+    try {
+      workbench.check(choice);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnsupported && error.code() != ErrorCode::kInvalidArgument) {
+        throw;
+      }
+      note(std::string("left out: ") + error.what());
+      continue;
+    }
+    choices->push_back(std::move(choice));
+  }
+}
+
 }  // namespace
 
 std::string cache_folder() {
@@ -79,10 +109,11 @@ std::string artefact_folder() {
 void add_kv_option(CLI::App* app, std::vector<std::string>* specs) {
   app->add_option(
          "--kv", *specs,
-         "KV cache: f16, q8_0, q4_0 (llama.cpp's own), naive, quarot, oscar, oscar-plus, or "
-         "an artefact FILE; then ':' and options: k2v2 k3v2 … (bits 2, 3, 4, 16), sink=N "
-         "recent=N (exact tokens; 64, 256), group=N, no-hadamard, no-clip, no-mean, "
-         "unbiased, float. Repeat it to compare")
+         "KV cache: f16, q8_0, q4_0 (llama.cpp's own), " + method_names() +
+             ", or "
+             "an artefact FILE; then ':' and options: k2v2 k3v2 … (bits 2, 3, 4, 16), sink=N "
+             "recent=N (exact tokens; 64, 256), group=N, no-hadamard, no-clip, no-mean, "
+             "unbiased, float. Repeat it to compare; \"all\": every method")
       ->allow_extra_args(false);
 }
 
@@ -90,6 +121,10 @@ std::vector<eval::KvChoice> choose_kvs(const std::vector<std::string>& specs,
                                        eval::Workbench* workbench) {
   std::vector<eval::KvChoice> choices;
   for (const std::string& spec : specs) {
+    if (spec == kAll) {
+      add_all(*workbench, &choices);
+      continue;
+    }
     choices.push_back(eval::choose_kv(spec));
     workbench->check(choices.back());
   }

@@ -1,13 +1,12 @@
-#include "calibrate/hadamard.h"
+#include "methods/hadamard.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "base/error.h"
-#include "calibrate/methods.h"
 
-namespace oscar::calibrate {
+namespace oscar::methods {
 namespace {
 
 class HadamardTest : public ::testing::TestWithParam<int> {};
@@ -65,4 +64,4 @@ TEST(Hadamard, ColumnsAreInBitReversedOrder) {
 TEST(Hadamard, RefusesAHeadSizeOfZero) { EXPECT_THROW(hadamard_times_p(0), Error); }
 
 }  // namespace
-}  // namespace oscar::calibrate
+}  // namespace oscar::methods

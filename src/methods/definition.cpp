@@ -1,0 +1,100 @@
+#include "methods/definition.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "format/plane_layout.h"
+
+namespace oscar::methods {
+namespace {
+
+template <typename Numbers>
+std::string list_text(const Numbers& numbers) {
+  std::string text;
+  for (const int number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
+  return text;
+}
+
+bool contains(const std::vector<int>& numbers, int number) {
+  return std::find(numbers.begin(), numbers.end(), number) != numbers.end();
+}
+
+std::span<const float> clip_for(const std::array<std::vector<float>, kNumClipBits>& clip,
+                                int bits) {
+  if (bits == 16) return {};
+  return clip[clip_index(bits)];
+}
+
+}  // namespace
+
+const Definition& definition(Method method) {
+  switch (method) {
+#define OSCAR_METHOD(id, name) \
+  case Method::k##id:          \
+    return k##id;
+#include "format/methods.inc"
+#undef OSCAR_METHOD
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              "method " + std::to_string(static_cast<int>(method)) + " is unknown");
+}
+
+void check(Method method, const Artefact& artefact) {
+  const Definition& d = definition(method);
+  const std::string name = method_name(method);
+  for (const auto& [side, quant] :
+       {std::pair{"keys", &artefact.k_quant}, {"values", &artefact.v_quant}}) {
+    if (contains(d.legal_bits, quant->bits)) continue;
+    throw Error(ErrorCode::kInvalidArgument, name + " stores no " + side + " at " +
+                                                 std::to_string(quant->bits) +
+                                                 " bits; legal: " + list_text(d.legal_bits));
+  }
+  if (!d.token_groups.empty() && !contains(d.token_groups, artefact.k_quant.group_size)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                name + ": group=" + std::to_string(artefact.k_quant.group_size) +
+                    " tokens; legal: " + list_text(d.token_groups));
+  }
+  if (d.check_head_dim == nullptr) return;
+  for (const ArtefactLayer& layer : artefact.layers) {
+    d.check_head_dim(layer.head_dim_k);
+    d.check_head_dim(layer.head_dim_v);
+  }
+}
+
+std::unique_ptr<RowCoder> make_key_coder(const Artefact& artefact, const ArtefactLayer& layer,
+                                         std::shared_ptr<const RopeTable> rope) {
+  const Definition& d = definition(artefact.method);
+  if (d.packed()) return nullptr;
+  check(artefact.method, artefact);
+  if (layer.rope < 0) rope = nullptr;
+  return d.key_coder({layer.num_kv_heads, layer.head_dim_k, artefact.k_quant,
+                      clip_for(layer.k_clip, artefact.k_quant.bits), layer.k_mean,
+                      std::move(rope)});
+}
+
+std::unique_ptr<RowCoder> make_value_coder(const Artefact& artefact, const ArtefactLayer& layer) {
+  const Definition& d = definition(artefact.method);
+  if (d.packed()) return nullptr;
+  check(artefact.method, artefact);
+  return d.value_coder({layer.num_kv_heads, layer.head_dim_v, artefact.v_quant,
+                        clip_for(layer.v_clip, artefact.v_quant.bits), layer.v_mean, nullptr});
+}
+
+SideBytes bytes_per_token(const Artefact& artefact, const ArtefactLayer& layer) {
+  const Definition& d = definition(artefact.method);
+  if (d.packed()) {
+    const auto plane = [&](int head_dim, QuantSpec quant) {
+      quant.group_size = std::min(quant.group_size, head_dim);
+      const PlaneLayout layout{head_dim, quant};
+      return static_cast<double>(layer.num_kv_heads * layout.plane_bytes()) / kPageSize;
+    };
+    return {plane(layer.head_dim_k, artefact.k_quant), plane(layer.head_dim_v, artefact.v_quant)};
+  }
+  const auto keys = make_key_coder(artefact, layer, nullptr);
+  const auto values = make_value_coder(artefact, layer);
+  return {static_cast<double>(keys->group_bytes()) / keys->group_tokens(),
+          static_cast<double>(values->group_bytes())};
+}
+
+}  // namespace oscar::methods
