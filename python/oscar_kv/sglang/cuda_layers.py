@@ -54,16 +54,15 @@ def make_layers(worker: Any) -> dict[int, CudaLayer]:
     shape, windows = worker.served.shape, worker.windows
     indices = worker.local_layers
     library = CudaLibrary()
-    first = worker.served.codec(indices[0], worker.max_position)
-    plans = Plans(library, shape, first, windows, torch.cuda.current_device())
+    codecs = {index: worker.served.codec(index, worker.max_position) for index in indices}
+    plans = Plans(library, list(codecs.values()), windows, torch.cuda.current_device())
     prefill = Prefill(shape, max(worker.max_position + 1, NUM_TOKENS), dense_attention())
     pool = None
     if windows.rows_per_block:
         room = (worker.num_blocks, shape.num_kv_heads, 2, windows.rows_per_block, shape.head_dim_k)
         pool = torch.zeros((len(indices), *room), dtype=torch.bfloat16, device="cuda")
     layers = {}
-    for i, index in enumerate(indices):
-        codec = worker.served.codec(index, worker.max_position)
+    for i, (index, codec) in enumerate(codecs.items()):
         layers[index] = CudaLayer(codec, windows, plans, prefill, None if pool is None else pool[i])
     check_cuda_layer(worker.served, library, prefill)
     # Workspaces of every batch that is expected, before SGLang measures what memory is left.

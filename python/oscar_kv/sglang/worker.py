@@ -10,6 +10,7 @@ from oscar_kv.codec import PAGE_TOKENS
 from oscar_kv.errors import InternalError, UnsupportedError
 from oscar_kv.serving import CopyBook, ServedMethod, open_method
 from oscar_kv.serving.cpu_layer import CpuLayer
+from oscar_kv.serving.mean_pairs import FAST_PAIRS
 from oscar_kv.serving.selftest import check_cpu_layer
 from oscar_kv.serving.windows import Windows
 from oscar_kv.sglang import settings
@@ -56,6 +57,7 @@ class Worker:
             rank=rank,
             ranks=ranks,
             strict=chosen.strict,
+            most_mean_pairs=None if self.device.type == "cpu" else FAST_PAIRS,
         )
         for warning in self.served.warnings:
             logger.warning("oscar-kv: %s", warning)
