@@ -174,7 +174,8 @@ class CudaSteps(Steps):
         longest = max(ends) if ends else 0
         if ends is None:
             known = batch.seq_lens_cpu
-            longest = self._table.shape[1] if known is None else int(known.max())
+            # A page more than the host knows of: it may be a step behind.
+            longest = self._table.shape[1] if known is None else int(known.max()) + PAGE_TOKENS
         longest = min(longest, self._table.shape[1])
         columns = self._table[:, :longest:PAGE_TOKENS]
         taken = columns[batch.req_pool_indices[: len(pages)].long()]
