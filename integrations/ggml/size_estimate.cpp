@@ -101,15 +101,15 @@ std::uint64_t estimate_root_bytes(const Config& config, const ggml_tensor* root,
   if (config.copied_sequences) windows = num_streams * *config.copied_sequences;
   std::int64_t plane_bytes = 0;  // all heads
   const auto consider = [&](int head_dim) {
-    if (row_values % head_dim != 0) return;
-    plane_bytes = std::max(plane_bytes,
-                           side_bytes_for(config, name.side, head_dim,
-                                          static_cast<int>(row_values / head_dim), extent, windows)
-                               .value_or(0));
+    if (row_values % head_dim != 0) return false;
+    const auto bytes = side_bytes_for(config, name.side, head_dim,
+                                      static_cast<int>(row_values / head_dim), extent, windows);
+    plane_bytes = std::max(plane_bytes, bytes.value_or(0));
+    return bytes.has_value();
   };
-  if (const auto known = known_head_dim(config, root, name)) {
-    consider(*known);
-  } else {
+  // A shape that is not served is that of another model, seen before in this process.
+  const auto known = known_head_dim(config, root, name);
+  if (!known || !consider(*known)) {
     for (int head_dim = kMinHeadDim; head_dim <= kMaxHeadDim; head_dim += kHeadDimMultiple)
       consider(head_dim);
   }

@@ -26,6 +26,16 @@ std::span<const float> clip_for(const std::array<std::vector<float>, kNumClipBit
   return clip[clip_index(bits)];
 }
 
+// What PlaneLayout::validate() checks for methods in pages.
+void check_any_head_dim(const std::string& name, int head_dim) {
+  if (head_dim >= kMinHeadDim && head_dim <= kMaxHeadDim && head_dim % kHeadDimMultiple == 0)
+    return;
+  throw Error(ErrorCode::kUnsupported,
+              name + ": head size " + std::to_string(head_dim) + "; legal: multiples of " +
+                  std::to_string(kHeadDimMultiple) + " from " + std::to_string(kMinHeadDim) +
+                  " to " + std::to_string(kMaxHeadDim));
+}
+
 }  // namespace
 
 const Definition& definition(Method method) {
@@ -55,10 +65,11 @@ void check(Method method, const Artefact& artefact) {
                 name + ": group=" + std::to_string(artefact.k_quant.group_size) +
                     " tokens; legal: " + list_text(d.token_groups));
   }
-  if (d.check_head_dim == nullptr) return;
   for (const ArtefactLayer& layer : artefact.layers) {
-    d.check_head_dim(layer.head_dim_k);
-    d.check_head_dim(layer.head_dim_v);
+    for (const int head_dim : {layer.head_dim_k, layer.head_dim_v}) {
+      if (!d.packed()) check_any_head_dim(name, head_dim);
+      if (d.check_head_dim != nullptr) d.check_head_dim(head_dim);
+    }
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/aligned_buffer.h"
 #include "base/test_files.h"
+#include "methods/definition.h"
 #include "sample.h"
 
 namespace oscar::methods {
@@ -223,6 +224,11 @@ TEST(GroupStore, MethodsRefuseWhatTheyCannotDo) {
   });
   expect_error(ErrorCode::kInvalidArgument, {"kitty", "keys at 3 bits", "legal: 2"},
                [] { artefact_of("kitty:k3v2", kShape); });
+  expect_error(ErrorCode::kUnsupported, {"kivi", "head size 40", "multiples of 16"}, [] {
+    Artefact artefact = artefact_of("kivi", kShape);
+    artefact.layers.front().head_dim_v = 40;
+    make_value_coder(artefact, artefact.layers.front());
+  });
   expect_error(ErrorCode::kInvalidArgument, {"no-hadamard", "kivi"},
                [] { artefact_of("kivi:no-hadamard", kShape); });
 }
