@@ -10,6 +10,8 @@ import oscar_kv
 import pytest
 import torch
 from oscar_kv.transformers import OscarCache, calibrate_folder
+from oscar_kv.transformers.model import weights_hash
+from oscar_kv.weights import folder_hash
 from support import kl, load, smollm2
 
 DATA = pathlib.Path(__file__).parents[3] / "data"
@@ -43,6 +45,12 @@ def artefacts(words, tmp_path_factory) -> dict[str, pathlib.Path]:
         out[method] = folder / f"{method}.safetensors"
         artefact.save(out[method])
     return out
+
+
+def test_the_hash_of_a_folder_is_that_of_its_model():
+    """Engine plugins know the files only."""
+    model = load(smollm2())
+    assert folder_hash(smollm2(), model.config) == weights_hash(model) != ""
 
 
 def to_float32(source: str, target: pathlib.Path) -> None:
