@@ -1,6 +1,7 @@
 """One layer on CPU: encodes into the engine's pages, keeps copies, attends over both."""
 
 import dataclasses
+import logging
 
 import numpy as np
 import torch
@@ -10,6 +11,8 @@ from oscar_kv.codec import PAGE_TOKENS, Codec
 from oscar_kv.errors import NotFiniteError
 from oscar_kv.serving.copies import Copies
 from oscar_kv.serving.windows import Windows
+
+logger = logging.getLogger("oscar_kv")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +80,10 @@ class CpuLayer:
                 torch.get_num_threads(),
             )
         except NotFiniteError:
+            if not self.num_not_finite:
+                logger.warning(
+                    "layer %d: a row held NaN or Inf; stored as zeros", self._codec.layer
+                )
             self.num_not_finite += 1
         self.take_sinks(step)
         self._write_copies(keys, values, step, long=False)

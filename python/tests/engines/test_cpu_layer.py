@@ -124,8 +124,10 @@ def test_lost_copies_are_codes_and_not_garbage():
     assert relative_error(got.numpy(), coded.numpy()) < 0.05
 
 
-def test_rows_that_are_not_finite_are_counted():
+def test_rows_that_are_not_finite_are_said_once(caplog):
     engine = Engine()
     engine.rows[1][5] = torch.inf
     engine.step((0, 0, 0, 10))
-    assert engine.layer.num_not_finite == 1
+    engine.step((1, 10, 0, 10))
+    assert engine.layer.num_not_finite == 2
+    assert caplog.text.count("layer 1: a row held NaN or Inf") == 1
