@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from oscar_kv.artefact import ModelShape
+
 # Tokens that a ring holds beyond the recent ones: drafts that are taken back, and several queries
 # at a time.
 SLACK = 8
@@ -33,3 +35,13 @@ class Windows:
     def most_queries(self) -> int:
         """New tokens of a sequence that find all their copies in the ring."""
         return self.slack + 1
+
+    def describe(self, shape: ModelShape, num_layers: int, num_blocks: int) -> str:
+        """What the copies of num_blocks requests take, in a line for the log."""
+        row = 2 * shape.num_kv_heads * (shape.head_dim_k + shape.head_dim_v)
+        block = self.rows_per_block * row * num_layers
+        return (
+            f"exact copies of the first {self.sink_tokens} and the last {self.recent_tokens} tokens "
+            f"of up to {num_blocks} requests: {block * num_blocks / 2**20:.1f} MiB "
+            f"({block / 2**20:.2f} MiB a request), taken before the KV cache is sized"
+        )

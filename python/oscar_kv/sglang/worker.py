@@ -113,15 +113,7 @@ class Worker:
         logger.info("oscar-kv: %s", self.describe_copies())
 
     def describe_copies(self) -> str:
-        shape = self.served.shape
-        row = 2 * shape.num_kv_heads * (shape.head_dim_k + shape.head_dim_v)
-        block = self.windows.rows_per_block * row * len(self.local_layers)
-        return (
-            f"exact copies of the first {self.windows.sink_tokens} and the last "
-            f"{self.windows.recent_tokens} tokens of up to {self.num_blocks} requests: "
-            f"{block * self.num_blocks / 2**20:.1f} MiB ({block / 2**20:.2f} MiB a request), "
-            "taken before the KV cache is sized"
-        )
+        return self.windows.describe(self.served.shape, len(self.local_layers), self.num_blocks)
 
     def _make_cpu_layers(self) -> None:
         shape, rows = self.served.shape, self.num_blocks * self.windows.rows_per_block
