@@ -2,6 +2,8 @@
 
 import dataclasses
 import logging
+from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -10,9 +12,11 @@ from torch import Tensor
 from oscar_kv.codec import PAGE_TOKENS, Codec
 from oscar_kv.errors import NotFiniteError
 from oscar_kv.serving.copies import Copies
+from oscar_kv.serving.method import ServedMethod
 from oscar_kv.serving.windows import Windows
 
 logger = logging.getLogger("oscar_kv")
+Key = TypeVar("Key", int, str)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,3 +185,29 @@ class CpuLayer:
 
 def _bits(rows: Tensor) -> np.ndarray:
     return rows.contiguous().view(torch.uint16).numpy()
+
+
+def make_cpu_layers(
+    served: ServedMethod,
+    windows: Windows,
+    indices: Mapping[Key, int],
+    num_blocks: int,
+    max_position: int,
+) -> dict[Key, CpuLayer]:
+    """A layer for each index of the model, under the engine's key, with a pool for its copies."""
+    shape, rows = served.shape, num_blocks * windows.rows_per_block
+
+    def pool(head_dim: int) -> Tensor | None:
+        if not rows:
+            return None
+        return torch.zeros(rows, shape.num_kv_heads, head_dim, dtype=torch.bfloat16)
+
+    return {
+        key: CpuLayer(
+            served.codec(index, max_position),
+            windows,
+            pool(shape.head_dim_k),
+            pool(shape.head_dim_v),
+        )
+        for key, index in indices.items()
+    }

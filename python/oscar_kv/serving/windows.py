@@ -41,7 +41,7 @@ class Windows:
         row = 2 * shape.num_kv_heads * (shape.head_dim_k + shape.head_dim_v)
         block = self.rows_per_block * row * num_layers
         return (
-            f"exact copies of the first {self.sink_tokens} and the last {self.recent_tokens} tokens "
-            f"of up to {num_blocks} requests: {block * num_blocks / 2**20:.1f} MiB "
+            f"exact copies of the first {self.sink_tokens} and the last {self.recent_tokens} "
+            f"tokens of up to {num_blocks} requests: {block * num_blocks / 2**20:.1f} MiB "
             f"({block / 2**20:.2f} MiB a request), taken before the KV cache is sized"
         )

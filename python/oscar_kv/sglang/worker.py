@@ -9,7 +9,7 @@ from oscar_kv.artefact import ModelShape
 from oscar_kv.codec import PAGE_TOKENS
 from oscar_kv.errors import InternalError, UnsupportedError
 from oscar_kv.serving import CopyBook, ServedMethod, open_method
-from oscar_kv.serving.cpu_layer import CpuLayer
+from oscar_kv.serving.cpu_layer import make_cpu_layers
 from oscar_kv.serving.mean_pairs import FAST_PAIRS
 from oscar_kv.serving.selftest import check_cpu_layer
 from oscar_kv.serving.windows import Windows
@@ -104,7 +104,11 @@ class Worker:
     def allocate(self) -> None:
         """Makes layers and pools of copies; before SGLang measures what memory is left."""
         if self.device.type == "cpu":
-            self._make_cpu_layers()
+            indices = {index: index for index in self.local_layers}
+            self.layers = make_cpu_layers(
+                self.served, self.windows, indices, self.num_blocks, self.max_position
+            )
+            check_cpu_layer(self.served)
         else:
             from oscar_kv.sglang.cuda_layers import make_layers
 
@@ -114,21 +118,6 @@ class Worker:
 
     def describe_copies(self) -> str:
         return self.windows.describe(self.served.shape, len(self.local_layers), self.num_blocks)
-
-    def _make_cpu_layers(self) -> None:
-        shape, rows = self.served.shape, self.num_blocks * self.windows.rows_per_block
-
-        def pool(head_dim: int) -> torch.Tensor | None:
-            if not rows:
-                return None
-            return torch.zeros(rows, shape.num_kv_heads, head_dim, dtype=torch.bfloat16)
-
-        for index in self.local_layers:
-            codec = self.served.codec(index, self.max_position)
-            self.layers[index] = CpuLayer(
-                codec, self.windows, pool(shape.head_dim_k), pool(shape.head_dim_v)
-            )
-        check_cpu_layer(self.served)
 
     def book(self, num_pages: int) -> CopyBook | None:
         """The book of copies for a pool of num_pages pages; None without windows."""

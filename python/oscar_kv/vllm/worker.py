@@ -8,7 +8,7 @@ import torch
 from oscar_kv.artefact import ModelShape
 from oscar_kv.errors import UnsupportedError
 from oscar_kv.serving import CopyBook, RowBook, ServedMethod, open_method
-from oscar_kv.serving.cpu_layer import CpuLayer
+from oscar_kv.serving.cpu_layer import make_cpu_layers
 from oscar_kv.serving.mean_pairs import FAST_PAIRS
 from oscar_kv.serving.selftest import check_cpu_layer
 from oscar_kv.serving.windows import Windows
@@ -89,7 +89,11 @@ class Worker:
         if self.layers:
             return
         if self.device.type == "cpu":
-            self._make_cpu_layers()
+            indices = self.local_layers
+            self.layers = make_cpu_layers(
+                self.served, self.windows, indices, self.num_blocks, self.max_position
+            )
+            check_cpu_layer(self.served)
         else:
             from oscar_kv.vllm.cuda_worker import make_layers
 
@@ -99,21 +103,6 @@ class Worker:
 
     def describe_copies(self) -> str:
         return self.windows.describe(self.served.shape, len(self.layers), self.num_blocks)
-
-    def _make_cpu_layers(self) -> None:
-        shape, rows = self.served.shape, self.num_blocks * self.windows.rows_per_block
-
-        def pool(head_dim: int) -> torch.Tensor | None:
-            if not rows:
-                return None
-            return torch.zeros(rows, shape.num_kv_heads, head_dim, dtype=torch.bfloat16)
-
-        for name, index in self.local_layers.items():
-            codec = self.served.codec(index, self.max_position)
-            self.layers[name] = CpuLayer(
-                codec, self.windows, pool(shape.head_dim_k), pool(shape.head_dim_v)
-            )
-        check_cpu_layer(self.served)
 
     def book(self, num_pages: int) -> CopyBook | None:
         """The book of copies for an engine cache of num_pages pages; None without windows."""
