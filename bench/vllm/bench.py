@@ -76,16 +76,17 @@ def model_folder(name: str, root: pathlib.Path) -> str:
 def pretend_copies() -> None:
     """Decoding reads exact copies as it does after a prompt that was computed."""
     import pretend
-    from oscar_kv.vllm.cuda_worker import CudaSteps
+    from oscar_kv.serving.copy_notes import CopyNotes
 
-    original = CudaSteps._advance
+    original = CopyNotes.note
 
-    def advance(self, book, common, rows, copies, single):
-        original(self, book, common, rows, copies, single)
+    def note(self, book, blocks, *arguments, **keywords):
+        copies = original(self, book, blocks, *arguments, **keywords)
         if pretend.pretending:
-            copies.blocks.copy_(rows)
+            copies.blocks.copy_(blocks)
+        return copies
 
-    CudaSteps._advance = advance
+    CopyNotes.note = note
 
 
 class Bench:
@@ -161,7 +162,7 @@ class Bench:
         return {
             "method": str(ours.served),
             "copies": ours.describe_copies(),
-            "kernel": ours.plans.kernel,
+            "kernel": ours.cuda_layers.plans.kernel,
         }
 
     def emit(self, **values: object) -> None:

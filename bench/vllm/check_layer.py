@@ -20,6 +20,7 @@ from oscar_kv.serving.cuda_library import CudaLibrary
 from oscar_kv.serving.cuda_selftest import check_cuda_layer
 from oscar_kv.serving.decode_book import decode_step
 from oscar_kv.serving.mean_pairs import FAST_PAIRS
+from oscar_kv.serving.not_finite import NotFinite
 from oscar_kv.serving.windows import Windows
 
 METHODS = ("quarot", "quarot:k3v2", "quarot:k4v4", "quarot:sink=0,recent=0", "naive")
@@ -46,7 +47,9 @@ class Decoding:
         pool = torch.zeros(
             (num_seqs, 8, 2, windows.rows_per_block, 128), dtype=torch.bfloat16, device="cuda"
         )
-        self.layer = CudaLayer(codec, windows, plans, Prefill(shape, 256, dense), pool)
+        self.not_finite = NotFinite([0], "cuda")
+        prefill = Prefill(shape, 256, dense)
+        self.layer = CudaLayer(codec, windows, plans, prefill, pool, self.not_finite.flags)
         per_seq = -(-(length + 99) // 64)
         order = torch.randperm(num_seqs * per_seq, dtype=torch.int32, device="cuda")
         self.table = order.view(num_seqs, per_seq)
@@ -61,7 +64,7 @@ class Decoding:
         self.slots = torch.zeros(num_seqs, dtype=torch.int64, device="cuda")
         self.positions = torch.zeros(num_seqs, dtype=torch.int32, device="cuda")
         self.copies = Copies(
-            torch.empty_like(self.slots), torch.empty_like(self.lengths), *(None, None, None)
+            torch.empty_like(self.slots), torch.empty_like(self.lengths), *(None, None, None, None)
         )
         self.q = torch.randn(num_seqs, 32, 128, dtype=torch.bfloat16, device="cuda")
         self.k = torch.randn(num_seqs, 8, 128, dtype=torch.bfloat16, device="cuda")
@@ -109,6 +112,27 @@ def check_graphs(library: CudaLibrary) -> None:
         assert torch.equal(cache, decoding.cache), "a replay writes other bytes"
         assert torch.equal(replayed, decoding.out), "a replay attends otherwise"
     print("graph replays equal eager steps")
+
+
+def check_not_finite(library: CudaLibrary) -> None:
+    """A NaN is counted, from a graph too, and only where there was one."""
+    decoding = Decoding(library, 2, 500)
+    step = decoding.plan()
+    decoding.run(step)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        decoding.run(step)
+    counted = []
+    for value in (0.0, torch.nan, 0.0, -torch.inf):
+        decoding.k[1, 3, 5] = value
+        graph.replay()
+        torch.cuda.synchronize()
+        decoding.not_finite.check()
+        counted.append(decoding.not_finite.num_steps)
+    assert counted == [0, 1, 1, 2], counted
+    assert decoding.out[0].isfinite().all()  # the other sequence
+    print("rows with NaN or Inf are counted")
 
 
 def time_steps(library: CudaLibrary) -> None:
@@ -163,6 +187,7 @@ def main() -> None:
                 error = check_cuda_layer(served, library, prefill)
                 print(f"head size {head_dim}, {served}: off by {error:.2g} of its size")
     check_graphs(library)
+    check_not_finite(library)
     time_steps(library)
 
 

@@ -1,7 +1,6 @@
 """One layer on CPU: encodes into the engine's pages, keeps copies, attends over both."""
 
 import dataclasses
-import logging
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -13,9 +12,9 @@ from oscar_kv.codec import PAGE_TOKENS, Codec
 from oscar_kv.errors import NotFiniteError
 from oscar_kv.serving.copies import Copies
 from oscar_kv.serving.method import ServedMethod
+from oscar_kv.serving.not_finite import NotFinite
 from oscar_kv.serving.windows import Windows
 
-logger = logging.getLogger("oscar_kv")
 Key = TypeVar("Key", int, str)
 
 
@@ -45,31 +44,41 @@ class CpuLayer:
     """A layer's codec and its exact copies.
 
     k_pool, v_pool: BF16 [num_blocks · rows_per_block, num_kv_heads, head_dim] raw rows, or None.
+    not_finite: int32 [1], set when a row held NaN or Inf.
     """
 
     def __init__(
-        self, codec: Codec, windows: Windows, k_pool: Tensor | None, v_pool: Tensor | None
+        self,
+        codec: Codec,
+        windows: Windows,
+        k_pool: Tensor | None,
+        v_pool: Tensor | None,
+        not_finite: Tensor,
     ) -> None:
         self._codec, self._windows = codec, windows
         self._pools = (k_pool, v_pool)
-        self.num_not_finite = 0
+        self._not_finite = not_finite
 
     def pages_of(self, cache: Tensor) -> np.ndarray:
         """The engine's cache of this layer as [num_pages, page_bytes], not copied."""
         return cache.view(-1, self._codec.page_bytes).numpy()
 
-    def take_sinks(self, step: CpuStep) -> None:
-        """First tokens that another block has: copies them before anything is written."""
-        if step.copies is None or not self._windows.sink_tokens:
+    def take_copies(self, step: CpuStep) -> None:
+        """Copies that other blocks have, before anything is written."""
+        if step.copies is None:
             return
-        to = torch.from_numpy(step.blocks)
-        chosen = step.copies.donors >= 0
-        if not bool(chosen.any()):
-            return
-        to, source = to[chosen], step.copies.donors[chosen]
-        for pool in self._pools:
-            blocks = pool.view(-1, self._windows.rows_per_block, *pool.shape[1:])
-            blocks[to, : self._windows.sink_tokens] = blocks[source, : self._windows.sink_tokens]
+        sinks = self._windows.sink_tokens
+        for donors, rows in (
+            (step.copies.donors, slice(0, sinks)),
+            (step.copies.recent_donors, slice(sinks, None)),
+        ):
+            chosen = donors >= 0
+            if not bool(chosen.any()):
+                continue
+            to, source = torch.from_numpy(step.blocks)[chosen], donors[chosen]
+            for pool in self._pools:
+                blocks = pool.view(-1, self._windows.rows_per_block, *pool.shape[1:])
+                blocks[to, rows] = blocks[source, rows]
 
     def write(self, keys: Tensor, values: Tensor, step: CpuStep, pages: np.ndarray) -> None:
         """Encodes the step's tokens; keys, values: [T or more, num_kv_heads, head_dim]."""
@@ -84,12 +93,8 @@ class CpuLayer:
                 torch.get_num_threads(),
             )
         except NotFiniteError:
-            if not self.num_not_finite:
-                logger.warning(
-                    "layer %d: a row held NaN or Inf; stored as zeros", self._codec.layer
-                )
-            self.num_not_finite += 1
-        self.take_sinks(step)
+            self._not_finite.fill_(1)
+        self.take_copies(step)
         self._write_copies(keys, values, step, long=False)
 
     def _write_copies(self, keys: Tensor, values: Tensor, step: CpuStep, *, long: bool) -> None:
@@ -193,7 +198,7 @@ def make_cpu_layers(
     indices: Mapping[Key, int],
     num_blocks: int,
     max_position: int,
-) -> dict[Key, CpuLayer]:
+) -> tuple[dict[Key, CpuLayer], NotFinite]:
     """A layer for each index of the model, under the engine's key, with a pool for its copies."""
     shape, rows = served.shape, num_blocks * windows.rows_per_block
 
@@ -202,12 +207,15 @@ def make_cpu_layers(
             return None
         return torch.zeros(rows, shape.num_kv_heads, head_dim, dtype=torch.bfloat16)
 
-    return {
+    not_finite = NotFinite(list(indices.values()))
+    layers = {
         key: CpuLayer(
             served.codec(index, max_position),
             windows,
             pool(shape.head_dim_k),
             pool(shape.head_dim_v),
+            flag,
         )
-        for key, index in indices.items()
+        for (key, index), flag in zip(indices.items(), not_finite.flags.split(1), strict=True)
     }
+    return layers, not_finite

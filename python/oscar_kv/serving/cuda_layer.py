@@ -25,10 +25,19 @@ from oscar_kv.serving.windows import Windows
 
 
 class CudaLayer:
-    """copies: BF16 [num_blocks, num_kv_heads, 2, rows_per_block, head_dim] rotated, or None."""
+    """copies: BF16 [num_blocks, num_kv_heads, 2, rows_per_block, head_dim] rotated, or None.
+
+    not_finite: int32 [1] that the device can write to, set when a row held NaN or Inf.
+    """
 
     def __init__(
-        self, codec: Codec, windows: Windows, plans: Plans, prefill: Prefill, copies: Tensor | None
+        self,
+        codec: Codec,
+        windows: Windows,
+        plans: Plans,
+        prefill: Prefill,
+        copies: Tensor | None,
+        not_finite: Tensor,
     ) -> None:
         self._library, self._plans, self._prefill = plans.library, plans, prefill
         self._windows, self._copies = windows, copies
@@ -65,7 +74,7 @@ class CudaLayer:
         self._key_back_image = self._image(query.transpose(1, 2))
         self._clips = [torch.from_numpy(side.clip_ratio).cuda() for side in sides]
         self._held: dict[int, tuple[Tensor, ...]] = {}
-        self.not_finite = torch.zeros(1, dtype=torch.int32, device="cuda")
+        self._not_finite = not_finite
 
     def _image(self, matrices: Tensor) -> Tensor:
         heads, size = self._shape.num_kv_heads, self._shape.head_dim_k
@@ -102,8 +111,6 @@ class CudaLayer:
 
     def write(self, keys: Tensor, values: Tensor, step: CudaStep, pages: Tensor) -> None:
         """Encodes the step's tokens; keys, values: BF16 [T or more, num_kv_heads, head_dim]."""
-        if step.takes_sinks:
-            self._take_sinks(step)
         if step.starts is not None:
             self._hold_copies(step)
         if self._value_mean is not None:
@@ -140,19 +147,8 @@ class CudaLayer:
             args.copies = self._copies.data_ptr()
             args.copy_slots = step.copies.slots.data_ptr()
             args.rows_per_block = self._windows.rows_per_block
-        args.non_finite = self.not_finite.data_ptr()
+        args.non_finite = self._not_finite.data_ptr()
         self._library("oscar_cuda_encode", ctypes.byref(args), current_stream())
-
-    def _take_sinks(self, step: CudaStep) -> None:
-        """First tokens that another block has, before anything is written."""
-        sinks, donors = self._windows.sink_tokens, step.copies.donors
-        source = torch.where(donors >= 0, donors, step.rows.clamp(min=0))
-        to = step.rows.clamp(min=0)
-        taken = self._copies[source, :, :, :sinks]
-        kept = self._copies[to, :, :, :sinks]
-        chosen = (donors >= 0)[:, None, None, None, None]
-        valid = step.rows >= 0
-        self._copies[to[valid], :, :, :sinks] = torch.where(chosen, taken, kept)[valid]
 
     def _hold_copies(self, step: CudaStep) -> None:
         """Copies before the new tokens of prompts that continue: the new ones take their places."""

@@ -40,7 +40,6 @@ class CudaStep:
     copies: Copies | None
     starts: list[int] | None
     lengths: list[int] | None
-    takes_sinks: bool = False
 
 
 def _quant(side: Side) -> Quant:

@@ -45,7 +45,8 @@ def check_cuda_layer(
     plans = Plans(library, [codec], windows, torch.cuda.current_device())
     room = (1, shape.num_kv_heads, 2, windows.rows_per_block, shape.head_dim_k)
     pool = torch.zeros(room, dtype=torch.bfloat16, device="cuda")
-    tested = CudaLayer(codec, windows, plans, prefill, pool)
+    not_finite = torch.zeros(1, dtype=torch.int32, device="cuda")
+    tested = CudaLayer(codec, windows, plans, prefill, pool, not_finite)
 
     def rows(heads: int) -> torch.Tensor:
         values = random.standard_normal((NUM_TOKENS, heads, shape.head_dim_k), np.float32)

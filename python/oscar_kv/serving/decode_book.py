@@ -1,8 +1,8 @@
 """The book of copies for a step of decoding on a GPU: one small Triton kernel, no graph needed.
 
-It does what `CopyBook.step` does for sequences with one new token each, but for taking the first
-tokens from another block, which reads what the same step writes; a request that may need that goes
-through `CopyBook.step`.
+It does what `CopyBook.step` does for sequences with one new token each, but for taking tokens from
+another block, which reads what the same step writes; a request that may need that goes through
+`CopyBook.step`.
 """
 
 import torch
@@ -49,9 +49,9 @@ def _step(
     page = tl.minimum(tl.maximum(page, 0), num_pages)
     row = tl.where(before < SINKS, before, SINKS + before % RING)
     tag = tl.load(tags + block * (SINKS + RING) + row)
-    begin = tl.load(begins + block)
     written = tl.load(ends + block)
-    goes_on = active & (first > begin) & (first <= written) & (written - first <= RING - RECENT)
+    begin = tl.maximum(tl.load(begins + block), written - RING)
+    goes_on = active & (first > begin) & (first <= written)
     goes_on = goes_on & (tag == page * PAGE + before % PAGE) & (tl.load(writer + page) == block)
     begin = tl.where(goes_on, begin, first)
     has_sinks = active & ((first == 0) | (goes_on & (tl.load(sinks + block) != 0)))

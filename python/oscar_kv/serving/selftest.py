@@ -42,7 +42,7 @@ def check_cpu_layer(served: ServedMethod, layer: int = 0) -> float:
         torch.zeros(windows.rows_per_block, shape.num_kv_heads, size, dtype=torch.bfloat16)
         for size in (shape.head_dim_k, shape.head_dim_v)
     ]
-    tested = CpuLayer(codec, windows, *pools)
+    tested = CpuLayer(codec, windows, *pools, torch.zeros(1, dtype=torch.int32))
     keys, values = (
         torch.from_numpy(
             random.standard_normal((NUM_TOKENS, shape.num_kv_heads, size), np.float32)

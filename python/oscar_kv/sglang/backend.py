@@ -42,6 +42,7 @@ class OscarAttnBackend(AttentionBackend):
     # ---- metadata ----
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        self.worker.not_finite.check()
         mode = forward_batch.forward_mode
         if mode.is_idle():
             self.forward_metadata = None

@@ -3,26 +3,16 @@
 import logging
 from typing import Any
 
+from oscar_kv.serving.registration import never_raises
 from oscar_kv.sglang.refusals import NAME
 
 logger = logging.getLogger("sglang.oscar_kv")
 _refusal: Exception | None = None
 
 
+@never_raises(NAME, logger)
 def register() -> None:
     """Registers the backend. May be called again; never raises, whatever this SGLang is."""
-    try:
-        _register()
-    except Exception as error:
-        logger.warning(
-            "oscar-kv: the attention backend %s is not available (%s: %s)",
-            NAME,
-            type(error).__name__,
-            error,
-        )
-
-
-def _register() -> None:
     global _refusal
     from sglang.srt.arg_groups.choices import (
         ATTENTION_BACKEND_CHOICES,

@@ -4,7 +4,6 @@ SGLang names a token's place by slot, 64 · page + offset, page 0 being padding:
 holds the slot of every token of every row.
 """
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,10 @@ import torch
 from torch import Tensor
 
 from oscar_kv.codec import PAGE_TOKENS
-from oscar_kv.serving.copies import Copies
+from oscar_kv.serving import RowBlocks
+from oscar_kv.serving.copy_notes import CopyNotes
 from oscar_kv.serving.cpu_layer import CpuStep
 from oscar_kv.serving.cuda_layer import CudaStep
-from oscar_kv.sglang.row_blocks import RowBlocks
 
 
 def real_slots(locations: Tensor) -> Tensor:
@@ -67,7 +66,7 @@ class CpuSteps(Steps):
         before = np.repeat(lengths - counts - starts[:-1], counts)
         positions = (before + np.arange(starts[-1])).astype(np.int32)
         blocks = self._blocks.of(rows.long())
-        book, copies = self._worker.book(self.num_pages), None
+        book, copies = self._worker.books.copies(self.num_pages), None
         if book is not None:
             arrays = (starts, lengths, table, slots)
             copies = book.step(blocks, *map(torch.from_numpy, arrays))
@@ -91,7 +90,6 @@ class CudaSteps(Steps):
         decode_step: Any,
     ) -> None:
         super().__init__(worker, table, num_pages)
-        self._decode_step = decode_step
         device = table.device
 
         def buffer(*size: int, dtype: torch.dtype, fill: int = -1) -> Tensor:
@@ -104,25 +102,21 @@ class CudaSteps(Steps):
         self._pages = buffer(max_seqs, max_pages, dtype=torch.int32, fill=0)
         self._slots = buffer(max_tokens, dtype=torch.int64)
         self._positions = buffer(max_tokens, dtype=torch.int32, fill=0)
-        self._copies = Copies(
-            buffer(max_tokens, dtype=torch.int64),
-            buffer(max_seqs, dtype=torch.int32),
-            buffer(max_seqs, dtype=torch.int64),
-            torch.zeros(max_seqs, dtype=torch.bool, device=device),
-            buffer(max_seqs, dtype=torch.int64),
-        )
+        sinks = worker.windows.sink_tokens
+        self.notes = CopyNotes(worker.pools, sinks, max_seqs, max_tokens, device, decode_step)
 
     def build(self, batch: Any, *, for_capture: bool = False) -> CudaStep:
         """for_capture: of a graph whose batches come later; it writes nothing."""
         count = batch.batch_size
         decoding = batch.forward_mode.is_decode()
         starts_host = ends = None
-        takes_sinks, starts = False, self._starts[: count + 1]
+        late: list[int] = []
+        starts = self._starts[: count + 1]
         if decoding:
             num_tokens = count
         else:
             firsts, ends = prompt_lengths(batch)
-            takes_sinks = self._blocks.begin(rows_on_host(batch), firsts, ends)
+            late = self._blocks.begin(rows_on_host(batch), firsts, ends)
             counts = np.array(ends, np.int64) - firsts
             starts_host = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
             num_tokens = int(starts_host[-1])
@@ -138,24 +132,12 @@ class CudaSteps(Steps):
             given = batch.out_cache_loc[:num_tokens]
             slots[: len(given)] = real_slots(given.long())
         rows.copy_(self._blocks.of(batch.req_pool_indices[:count].long()))
-        book, copies = self._worker.book(self.num_pages), None
-        if book is not None:
-            copies = Copies(
-                self._copies.slots[:num_tokens],
-                *(
-                    getattr(self._copies, name)[:count]
-                    for name in ("blocks", "exact_from", "sinks", "donors")
-                ),
-            )
-            if for_capture:
-                copies.slots.fill_(-1)
-                copies.blocks.fill_(-1)
-            elif decoding:
-                self._decode_step(book, copies, rows, starts, lengths, pages, slots)
-            else:
-                result = book.step(rows, starts, lengths, pages, slots)
-                for field in dataclasses.fields(Copies):
-                    getattr(copies, field.name).copy_(getattr(result, field.name))
+        book, copies = self._worker.books.copies(self.num_pages), None
+        if book is not None and for_capture:
+            copies = self.notes.none(count, num_tokens)
+        elif book is not None:
+            arguments = (book, rows, starts, lengths, pages, slots)
+            copies = self.notes.note(*arguments, late=late, single=decoding)
         return CudaStep(
             num_tokens,
             lengths,
@@ -166,7 +148,6 @@ class CudaSteps(Steps):
             copies,
             None if starts_host is None else starts_host.tolist(),
             ends,
-            takes_sinks and self._worker.windows.sink_tokens > 0,
         )
 
     def _fill_pages(self, batch: Any, pages: Tensor, ends: list[int] | None) -> None:

@@ -8,13 +8,13 @@ import torch
 from oscar_kv.artefact import ModelShape
 from oscar_kv.codec import PAGE_TOKENS
 from oscar_kv.errors import InternalError, UnsupportedError
-from oscar_kv.serving import CopyBook, ServedMethod, open_method
+from oscar_kv.serving import Books, RowBlocks, ServedMethod, open_method
 from oscar_kv.serving.cpu_layer import make_cpu_layers
 from oscar_kv.serving.mean_pairs import FAST_PAIRS
+from oscar_kv.serving.not_finite import NotFinite
 from oscar_kv.serving.selftest import check_cpu_layer
 from oscar_kv.serving.windows import Windows
 from oscar_kv.sglang import settings
-from oscar_kv.sglang.row_blocks import RowBlocks
 
 logger = logging.getLogger("sglang.oscar_kv")
 
@@ -25,6 +25,7 @@ CUDA_HEAD_SIZES = (64, 128)
 DEFAULT_BLOCKS = 64
 # SGLang's rows of token slots are a few longer than the context.
 POSITION_ROOM = 64
+PADDING_ROW = 0  # of SGLang's request table
 
 
 class Worker:
@@ -67,9 +68,10 @@ class Worker:
         self.num_requests = max_requests or DEFAULT_BLOCKS  # room is taken for at start
         self.num_blocks = self._choose_blocks(chosen.copy_blocks, max_requests)
         self.layers: dict[int, Any] = {}
+        self.pools: list[torch.Tensor] = []  # of exact copies on a GPU
+        self.not_finite: NotFinite | None = None  # of the layers
         self.sized = False  # SGLang has asked for our bytes of a token
-        self._book: CopyBook | None = None
-        self._rows: RowBlocks | None = None
+        self.books = Books(self.windows, self.num_blocks, self.device)
 
     def _choose_blocks(self, given: int | None, max_requests: int | None) -> int:
         if given is not None:
@@ -105,48 +107,33 @@ class Worker:
         """Makes layers and pools of copies; before SGLang measures what memory is left."""
         if self.device.type == "cpu":
             indices = {index: index for index in self.local_layers}
-            self.layers = make_cpu_layers(
+            self.layers, self.not_finite = make_cpu_layers(
                 self.served, self.windows, indices, self.num_blocks, self.max_position
             )
             check_cpu_layer(self.served)
         else:
             from oscar_kv.sglang.cuda_layers import make_layers
 
-            self.layers = make_layers(self)
+            made = make_layers(self)
+            self.layers, self.not_finite, self.pools = made.by_key, made.not_finite, made.pools
+            logger.info("oscar-kv: %s", made)
         logger.info("oscar-kv: %s", self.served)
         logger.info("oscar-kv: %s", self.describe_copies())
 
     def describe_copies(self) -> str:
         return self.windows.describe(self.served.shape, len(self.local_layers), self.num_blocks)
 
-    def book(self, num_pages: int) -> CopyBook | None:
-        """The book of copies for a pool of num_pages pages; None without windows."""
-        if not self.windows.rows_per_block:
-            return None
-        if self._book is None or self._book.num_pages != num_pages:
-            self._book = CopyBook(
-                self.num_blocks,
-                self.windows.sink_tokens,
-                self.windows.recent_tokens,
-                self.windows.ring_tokens,
-                num_pages,
-                self.device,
-            )
-        return self._book
-
     def rows(self, num_rows: int) -> RowBlocks:
         """Blocks of the rows of SGLang's request table, which has num_rows."""
-        if self._rows is None or self._rows.num_rows != num_rows:
-            self._rows = RowBlocks(self.num_blocks, num_rows, self.device)
-        return self._rows
+        return self.books.rows(num_rows, gives_back=True, padding_row=PADDING_ROW)
 
     def free_rows(self, rows: list[int]) -> None:
-        if self._rows is not None:
-            self._rows.free(rows)
+        if self.books.known_rows is not None:
+            self.books.known_rows.free(rows)
 
     def clear_rows(self) -> None:
-        if self._rows is not None:
-            self._rows.clear()
+        if self.books.known_rows is not None:
+            self.books.known_rows.clear()
 
 
 _worker: Worker | None = None

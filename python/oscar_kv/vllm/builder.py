@@ -39,6 +39,7 @@ class OscarBuilder(AttentionMetadataBuilder):
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> Any:
+        self.worker.not_finite.check()
         if self.worker.device.type == "cpu":
             return self._build_cpu(common_attn_metadata)
         return self.worker.cuda_steps.build(common_attn_metadata, self._num_pages())
@@ -57,10 +58,11 @@ class OscarBuilder(AttentionMetadataBuilder):
         first = np.repeat(lengths - counts, counts)
         positions = first + np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
         num_pages = self._num_pages()
-        book, copies = self.worker.book(num_pages), None
+        books, copies = self.worker.books, None
+        book = books.copies(num_pages)
         blocks = np.full(len(lengths), -1, np.int64)
         if book is not None:
-            blocks = self.worker.rows(num_pages).rows(starts, lengths, table)
+            blocks = books.by_pages(num_pages).rows(starts, lengths, table)
             arrays = (blocks, starts, lengths, table, slots)
             copies = book.step(*(torch.from_numpy(np.ascontiguousarray(a)) for a in arrays))
         return CpuStep(starts, lengths, table, positions.astype(np.int32), slots, blocks, copies)

@@ -2,6 +2,8 @@
 
 import logging
 
+from oscar_kv.serving.registration import never_raises
+
 NAME = "OSCAR"
 OLD_NAME = "CUSTOM"  # before 0.26, whose registry takes no new names
 BACKEND = "oscar_kv.vllm.backend.OscarBackend"
@@ -9,20 +11,9 @@ BACKEND = "oscar_kv.vllm.backend.OscarBackend"
 logger = logging.getLogger("vllm.oscar_kv")
 
 
+@never_raises(NAME, logger)
 def register() -> None:
     """Registers the backend. May be called again; never raises, whatever this vLLM is."""
-    try:
-        _register()
-    except Exception as error:
-        logger.warning(
-            "oscar-kv: the attention backend %s is not available (%s: %s)",
-            NAME,
-            type(error).__name__,
-            error,
-        )
-
-
-def _register() -> None:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     name = registered_name()

@@ -7,9 +7,10 @@ import torch
 
 from oscar_kv.artefact import ModelShape
 from oscar_kv.errors import UnsupportedError
-from oscar_kv.serving import CopyBook, RowBook, ServedMethod, open_method
+from oscar_kv.serving import Books, ServedMethod, open_method
 from oscar_kv.serving.cpu_layer import make_cpu_layers
 from oscar_kv.serving.mean_pairs import FAST_PAIRS
+from oscar_kv.serving.not_finite import NotFinite
 from oscar_kv.serving.selftest import check_cpu_layer
 from oscar_kv.serving.windows import Windows
 from oscar_kv.vllm import refusals, settings
@@ -63,8 +64,8 @@ class Worker:
         most = config.scheduler_config.max_num_seqs
         self.num_blocks = min(self.settings.copy_blocks or most, most)
         self.layers: dict[str, Any] = {}
-        self._book: CopyBook | None = None
-        self._rows: RowBook | None = None
+        self.not_finite: NotFinite | None = None  # of the layers
+        self.books = Books(self.windows, self.num_blocks, self.device)
 
     @property
     def head_sizes(self) -> tuple[int, ...]:
@@ -90,40 +91,22 @@ class Worker:
             return
         if self.device.type == "cpu":
             indices = self.local_layers
-            self.layers = make_cpu_layers(
+            self.layers, self.not_finite = make_cpu_layers(
                 self.served, self.windows, indices, self.num_blocks, self.max_position
             )
             check_cpu_layer(self.served)
         else:
-            from oscar_kv.vllm.cuda_worker import make_layers
+            from oscar_kv.vllm.cuda_worker import CudaSteps, make_layers
 
-            self.layers = make_layers(self)
+            self.cuda_layers = make_layers(self)
+            self.layers, self.not_finite = self.cuda_layers.by_key, self.cuda_layers.not_finite
+            self.cuda_steps = CudaSteps(self)
+            logger.info("oscar-kv: %s", self.cuda_layers)
         logger.info("oscar-kv: %s", self.served)
         logger.info("oscar-kv: %s", self.describe_copies())
 
     def describe_copies(self) -> str:
         return self.windows.describe(self.served.shape, len(self.layers), self.num_blocks)
-
-    def book(self, num_pages: int) -> CopyBook | None:
-        """The book of copies for an engine cache of num_pages pages; None without windows."""
-        if not self.windows.rows_per_block:
-            return None
-        if self._book is None or self._book.num_pages != num_pages:
-            self._book = CopyBook(
-                self.num_blocks,
-                self.windows.sink_tokens,
-                self.windows.recent_tokens,
-                self.windows.ring_tokens,
-                num_pages,
-                self.device,
-            )
-        return self._book
-
-    def rows(self, num_pages: int) -> RowBook:
-        """Blocks for an engine that does not number its requests."""
-        if self._rows is None or self._rows.num_pages != num_pages:
-            self._rows = RowBook(self.num_blocks, num_pages, self.windows.slack)
-        return self._rows
 
 
 def _describe(model_config: Any) -> tuple[ModelShape, str, str]:

@@ -22,7 +22,8 @@ class Simulation:
         sizes = (windows.sink_tokens, windows.recent_tokens, windows.ring_tokens)
         self.book = CopyBook(num_blocks, *sizes, engine.num_pages)
         self.pool = np.zeros(num_blocks * windows.rows_per_block, np.int64)
-        self.num_sequences = self.num_complete = self.num_donated = 0
+        self.num_sequences = self.num_complete = 0
+        self.num_donated = self.num_recent_donated = 0
 
     def row(self, token: int) -> int:
         windows = self.windows
@@ -49,10 +50,15 @@ class Simulation:
     def carry_out(self, copies, rows: np.ndarray, step) -> None:
         size, sinks = self.windows.rows_per_block, self.windows.sink_tokens
         before = self.pool.copy()
-        for block, donor in zip(rows, copies.donors.tolist(), strict=True):
+        for block, donor, recent in zip(
+            rows, copies.donors.tolist(), copies.recent_donors.tolist(), strict=True
+        ):
             if donor >= 0:
                 self.num_donated += donor != block
                 self.pool[block * size :][:sinks] = before[donor * size :][:sinks]
+            if recent >= 0:
+                self.num_recent_donated += recent != block
+                self.pool[block * size :][sinks:size] = before[recent * size :][sinks:size]
         firsts = step.lengths - np.diff(step.starts)
         for i, request in enumerate(step.requests):
             if rows[i] >= 0:
@@ -104,6 +110,7 @@ def test_claimed_copies_are_the_tokens(sizes, drafts, numbered):
     assert drafts == 0 or seen["num_taken_back"] > 50, seen
     assert seen["num_complete"] > seen["num_sequences"] // 4, seen
     assert sizes[0] == 0 or seen["num_donated"] > 3, seen
+    assert sizes[1] == 0 or seen["num_recent_donated"] > 3, seen
 
 
 def test_fewer_blocks_than_requests():
@@ -140,15 +147,54 @@ def test_a_request_that_goes_on_keeps_its_copies():
     assert book.step(*one_sequence(0, 100)).blocks.tolist() == [0]
     copies = book.step(*one_sequence(100, 101))
     assert copies.blocks.tolist() == [0]
-    assert copies.exact_from.tolist() == [0]
+    assert copies.exact_from.tolist() == [76]  # as far as the ring goes
     assert copies.slots.tolist() == [4 + 100 % 24]
 
 
-def test_rollback_within_the_ring_keeps_copies_and_beyond_it_does_not():
+def test_rollback_keeps_copies_as_far_as_the_ring_goes():
+    # Of 100 tokens the ring has the last 24; a query at token t needs t − 15 .. t.
     book = CopyBook(2, 4, 16, 16 + SLACK, 32)
     book.step(*one_sequence(0, 100))
-    assert book.step(*one_sequence(100 - SLACK, 100)).blocks.tolist() == [0]
-    assert book.step(*one_sequence(100 - SLACK - 1, 101)).blocks.tolist() == [-1]
+    assert book.step(*one_sequence(91, 100)).blocks.tolist() == [0]
+    copies = book.step(*one_sequence(90, 91))
+    assert copies.blocks.tolist() == [-1]
+    assert copies.exact_from.tolist() == [76]
+    # What was overwritten stays lost, however the request goes on.
+    assert book.step(*one_sequence(90, 91)).blocks.tolist() == [-1]
+    assert book.step(*one_sequence(91, 92)).blocks.tolist() == [0]
+
+
+def test_the_next_turn_of_a_conversation_takes_the_copies_of_the_last():
+    book = CopyBook(2, 4, 16, 16 + SLACK, 32)
+    book.step(*one_sequence(0, 60))
+    for end in range(61, 67):  # the answer
+        book.step(*one_sequence(end - 1, end))
+    blocks, *rest = one_sequence(64, 90)  # a full page is in the engine's cache
+    copies = book.step(torch.tensor([1]), *rest)
+    assert copies.donors.tolist() == copies.recent_donors.tolist() == [0]
+    assert copies.exact_from.tolist() == [66 - 24]
+    assert bool(copies.sinks[0])
+    assert copies.blocks.tolist() == [1]
+
+
+def test_who_may_not_take_is_given_nothing():
+    book = CopyBook(2, 4, 16, 16 + SLACK, 32)
+    book.step(*one_sequence(0, 66))
+    blocks, *rest = one_sequence(64, 90)
+    copies = book.step(torch.tensor([1]), *rest, torch.tensor([False]))
+    assert copies.donors.tolist() == copies.recent_donors.tolist() == [-1]
+    assert copies.exact_from.tolist() == [64]
+    assert not bool(copies.sinks[0])
+
+
+def test_a_block_whose_request_has_moved_on_lends_first_tokens_only():
+    book = CopyBook(2, 4, 16, 16 + SLACK, 32)
+    book.step(*one_sequence(0, 300))
+    blocks, *rest = one_sequence(128, 150)
+    copies = book.step(torch.tensor([1]), *rest)
+    assert copies.donors.tolist() == [0]
+    assert copies.recent_donors.tolist() == [-1]
+    assert copies.exact_from.tolist() == [128]
 
 
 def test_another_request_in_the_same_block_finds_nothing():
@@ -163,9 +209,11 @@ def test_another_request_in_the_same_block_finds_nothing():
 def test_pages_written_by_another_request_are_not_trusted():
     book = CopyBook(2, 4, 16, 16 + SLACK, 32)
     book.step(*one_sequence(0, 100))
-    blocks, *rest = one_sequence(64, 100)
+    blocks, *rest = one_sequence(0, 36, page=1)
     book.step(torch.tensor([1]), *rest)  # page 1 is given away and comes back
-    assert book.step(blocks, *one_sequence(100, 101)[1:]).blocks.tolist() == [-1]
+    copies = book.step(blocks, *one_sequence(100, 101)[1:])
+    assert copies.blocks.tolist() == copies.recent_donors.tolist() == [-1]
+    assert copies.exact_from.tolist() == [100]
 
 
 def test_padding_and_sequences_without_tokens_change_nothing():

@@ -8,6 +8,7 @@ import torch
 from conftest import SCALE, SHAPE, attend_exactly, make_rows, relative_error
 from oscar_kv.codec import PAGE_TOKENS
 from oscar_kv.serving import CopyBook, CpuLayer, CpuStep, open_method
+from oscar_kv.serving.not_finite import NotFinite
 from oscar_kv.serving.windows import Windows
 
 NUM_TOKENS, NUM_PAGES = 600, 40
@@ -21,7 +22,8 @@ class Engine:
         codec = open_method(kv, "llama", SHAPE).codec(1, NUM_TOKENS)
         rows = 4 * windows.rows_per_block
         pool = [torch.zeros(rows, 2, 64, dtype=torch.bfloat16) for _ in range(2)] if rows else None
-        self.layer = CpuLayer(codec, windows, *(pool or (None, None)))
+        self.not_finite = NotFinite([codec.layer])
+        self.layer = CpuLayer(codec, windows, *(pool or (None, None)), self.not_finite.flags)
         sizes = (windows.sink_tokens, windows.recent_tokens, windows.ring_tokens)
         self.book = CopyBook(4, *sizes, NUM_PAGES) if rows else None
         self.pages = np.zeros((NUM_PAGES, codec.page_bytes), np.uint8)
@@ -97,9 +99,10 @@ def test_a_hit_without_windows_is_a_miss():
     assert relative_error(got.numpy(), expected.numpy()) < 1e-5
 
 
-def test_a_hit_takes_the_first_tokens_and_loses_the_recent_ones():
+def test_a_hit_takes_the_first_tokens_and_loses_recent_ones_that_nobody_has():
     engine, exact = Engine(), Engine("naive:k16v16")
     miss = in_chunks(engine, 300)[256:]
+    engine.step((0, 0, 300, 400))  # the block's ring moves on
     hit = engine.step((1, 0, 256, 300))[0]
     truth = in_chunks(exact, 300)[256:].numpy()
     # Codes where the miss had copies: worse, but not by more than without any windows.
@@ -109,8 +112,26 @@ def test_a_hit_takes_the_first_tokens_and_loses_the_recent_ones():
     # After as many new tokens as the window holds, nothing is missing.
     for end in range(301, 400):
         engine.step((1, 0, end - 1, end))
-        assert engine.book._begin[1] == 256
+        assert engine.book._begin[1] == max(256, end - 1 - WINDOWS.ring_tokens)
     assert engine.step((1, 0, 399, 400))[0].isfinite().all()
+
+
+@pytest.mark.parametrize("written", [256 + WINDOWS.slack, 300])
+def test_a_hit_on_what_a_request_wrote_last_takes_its_recent_tokens_too(written):
+    """All of them where the request ended at most the ring's slack behind the hit's end."""
+    engine, other = Engine(), Engine()
+    in_chunks(engine, written)
+    hit = engine.step((1, 0, 256, 300))[0]
+    miss = in_chunks(other, 256, 300)[256:]
+    without = Engine()
+    in_chunks(without, 256)
+    without.book = CopyBook(4, WINDOWS.sink_tokens, 100, WINDOWS.ring_tokens, NUM_PAGES)
+    codes = without.step((1, 0, 256, 300))[0]
+    errors = [relative_error(x.numpy(), miss.numpy()) for x in (hit, codes)]
+    if written == 300:
+        assert 1e-3 < errors[0] < errors[1] / 1.2
+    else:
+        assert errors[0] < 1e-5
 
 
 def test_lost_copies_are_codes_and_not_garbage():
@@ -124,10 +145,20 @@ def test_lost_copies_are_codes_and_not_garbage():
     assert relative_error(got.numpy(), coded.numpy()) < 0.05
 
 
-def test_rows_that_are_not_finite_are_said_once(caplog):
+def test_rows_that_are_not_finite_are_counted_and_said(caplog):
     engine = Engine()
-    engine.rows[1][5] = torch.inf
     engine.step((0, 0, 0, 10))
-    engine.step((1, 10, 0, 10))
-    assert engine.layer.num_not_finite == 2
-    assert caplog.text.count("layer 1: a row held NaN or Inf") == 1
+    engine.not_finite.check()
+    assert not engine.not_finite.counts.any() and not caplog.text
+    engine.rows[1][5] = torch.inf
+    for block in range(3):
+        engine.step((block, 10 * block, 0, 10))
+        engine.not_finite.check()
+        engine.not_finite.check()  # nothing new
+    assert engine.not_finite.counts.tolist() == [3]
+    # The first step says so, and then the tenth.
+    assert caplog.text.count("layers 1 were given rows with NaN or Inf") == 1
+    for _ in range(7):
+        engine.step((0, 0, 0, 10))
+        engine.not_finite.check()
+    assert caplog.text.count("steps with such rows so far: 10") == 1

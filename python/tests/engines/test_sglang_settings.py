@@ -1,6 +1,5 @@
 """Settings, versions, refusals, registration and hooks of the SGLang plugin, without SGLang."""
 
-import collections
 import inspect
 import logging
 import sys
@@ -350,37 +349,12 @@ def test_import_without_sglang_is_a_warning(caplog, monkeypatch):
 # ---- layers on a GPU: that what they are made with is what the core takes ----
 
 
-def test_layers_on_a_gpu_are_made_as_the_core_wants_them(monkeypatch):
+def test_layers_on_a_gpu_are_asked_for_as_the_core_makes_them(monkeypatch):
     from oscar_kv.sglang import cuda_layers
 
-    made = []
-
-    class Recorder:
-        """Stands for a class or function of the core; its calls have to fit the real one."""
-
-        def __init__(self, name):
-            self.name = name
-            self.signature = inspect.signature(getattr(cuda_layers, name))
-            self.sizes, self.kernel, self.num_bytes = [], "", 0
-
-        def __call__(self, *arguments, **keywords):
-            self.signature.bind(*arguments, **keywords)
-            made.append(self.name)
-            return self
-
-        def __getitem__(self, size):
-            self.sizes.append(size)
-
-    recorders = {}
-    for name in ("CudaLibrary", "Plans", "Prefill", "CudaLayer", "check_cuda_layer"):
-        recorders[name] = Recorder(name)
-        monkeypatch.setattr(cuda_layers, name, recorders[name])
+    asked = inspect.signature(cuda_layers.make_cuda_layers)
+    monkeypatch.setattr(cuda_layers, "make_cuda_layers", lambda *a: asked.bind(*a).arguments)
     monkeypatch.setattr(cuda_layers, "dense_attention", lambda: None)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    worker = make_worker("quarot:sink=0,recent=0")
-    layers = cuda_layers.make_layers(worker)
-    assert sorted(layers) == [0, 1]
-    assert collections.Counter(made) == {"CudaLayer": 2} | dict.fromkeys(
-        ("CudaLibrary", "Plans", "Prefill", "check_cuda_layer"), 1
-    )
-    assert recorders["Plans"].sizes == [1, 2, 3]  # as many requests as run
+    arguments = cuda_layers.make_layers(make_worker("quarot"))
+    assert arguments["indices"] == {0: 0, 1: 1}
+    assert arguments["most_seqs"] == 3  # as many requests as run

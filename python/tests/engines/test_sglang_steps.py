@@ -12,7 +12,6 @@ import oscar_kv
 import pytest
 import torch
 from oscar_kv.codec import PAGE_TOKENS
-from oscar_kv.sglang.row_blocks import RowBlocks
 from oscar_kv.sglang.settings import Settings
 from oscar_kv.sglang.steps import CpuSteps, CudaSteps
 from oscar_kv.sglang.worker import Worker
@@ -110,7 +109,8 @@ class CheckedCopies(Simulation):
 def decode_step(book, copies, *arguments):
     """What serving/decode_book.py computes in a kernel of a GPU."""
     result = book.step(*arguments)
-    assert not (result.donors >= 0).any()  # decoding takes no first tokens from other blocks
+    # Decoding takes nothing from other blocks.
+    assert not (result.donors >= 0).any() and not (result.recent_donors >= 0).any()
     copies.slots.copy_(result.slots)
     copies.blocks.copy_(result.blocks)
 
@@ -143,16 +143,18 @@ def test_steps_say_what_is_true(sizes, num_blocks):
                 check_same(padded, built, padding)
                 seen["decoding" if decoding else "prompts"] += 1
                 seen["padded"] += padding > 0
-                seen["takes_sinks"] += padded.takes_sinks
-                donors = built.copies.donors.numpy()
-                assert padded.takes_sinks or not (donors >= 0).any()
+                seen["donors"] += int((built.copies.donors >= 0).sum())
+                seen["recent_donors"] += int((built.copies.recent_donors >= 0).sum())
             engine.finish(whole)
         for counts in (engine, simulation):
             seen.update({k: v for k, v in vars(counts).items() if k.startswith("num_")})
+        seen["takes"] += on_gpu.notes.num_takes
         seen["without"] += workers[0].rows(NUM_ROWS + 1).num_without
     assert min(seen["num_hits"], seen["num_preempted"], seen["padded"]) > 30, seen
     assert min(seen["decoding"], seen["prompts"], seen["num_complete"]) > 100, seen
-    assert seen["takes_sinks"] > 10, seen
+    # Few blocks change hands before anyone can take from them.
+    least = 10 if num_blocks == NUM_ROWS else 1
+    assert min(seen["takes"], seen["donors"], seen["recent_donors"]) > least, seen
     assert (seen["without"] > 0) == (num_blocks < NUM_ROWS), seen
 
 
@@ -184,7 +186,8 @@ def check_same(padded, built, padding: int) -> None:
         assert got[:size].tolist() == getattr(built, name).tolist(), name
     width = built.table.shape[1]
     assert padded.block_table[:count, :width].tolist() == built.table.tolist()
-    for name in ("blocks", "exact_from", "sinks", "donors") if padded.starts else ("blocks",):
+    names = ("blocks", "exact_from", "sinks", "donors", "recent_donors")
+    for name in names if padded.starts else ("blocks",):
         assert getattr(padded.copies, name)[:count].tolist() == getattr(built.copies, name).tolist()
     assert padded.copies.slots[:tokens].tolist() == built.copies.slots.tolist()
     for nothing in (padded.slots[tokens:], padded.copies.slots[tokens:], padded.rows[count:]):
@@ -221,24 +224,3 @@ def test_a_capture_writes_nothing_and_keeps_its_buffers():
     for name in ("slots", "blocks"):
         ours, theirs = (getattr(x.copies, name) for x in (captured, replayed))
         assert ours.data_ptr() == theirs.data_ptr()
-
-
-def test_rows_are_given_blocks_while_there_are_any():
-    rows = RowBlocks(2, 10)
-    assert not rows.begin([7, 4], [0, 0], [64, 10])
-    assert rows.of(torch.tensor([7, 4, 0, 5])).tolist() == [0, 1, -1, -1]
-    assert not rows.begin([9], [0], [5])
-    assert rows.of(torch.tensor([9])).tolist() == [-1]
-    assert rows.num_without == 1
-    assert not rows.begin([9], [5], [9])  # its next chunk; the request was counted
-    assert rows.num_without == 1
-    rows.free([4])
-    assert rows.begin([9], [9], [12])  # a block at last, for a request in its middle
-    rows.free([9])
-    assert rows.begin([5], [64], [70])  # behind a prefix that it has not computed
-    assert rows.of(torch.tensor([4, 5, 7])).tolist() == [-1, 1, 0]
-    rows.clear()
-    assert rows.of(torch.tensor([4, 5, 7])).tolist() == [-1, -1, -1]
-    assert rows.begin([7], [64], [65])
-    rows.begin([0, 0], [0, 0], [1, 1])
-    assert rows.of(torch.tensor([0])).tolist() == [-1]
