@@ -69,15 +69,17 @@ FragmentRoute route_of(const EncodeSide& side) noexcept {
 cudaError_t run_fragments(const EncodeParams& params, const FragmentRoute& route,
                           cudaStream_t stream) {
   int device = 0;
-  Card card;
   cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&card.num_sms, cudaDevAttrMultiProcessorCount, device);
-  }
-  if (error == cudaSuccess) {
-    error =
-        cudaDeviceGetAttribute(&card.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  }
+  const auto read = [&](cudaDeviceAttr name) {
+    int value = 0;
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, name, device);
+    return value;
+  };
+  Card card;
+  card.num_sms = read(cudaDevAttrMultiProcessorCount);
+  card.shared_bytes = read(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  card.compute_capability =
+      10 * read(cudaDevAttrComputeCapabilityMajor) + read(cudaDevAttrComputeCapabilityMinor);
   if (error != cudaSuccess) return error;
   return route.head_dim == 64 ? launch<64>(params, route.source, route.is_packed, card, stream)
                               : launch<128>(params, route.source, route.is_packed, card, stream);

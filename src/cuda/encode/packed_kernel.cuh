@@ -37,13 +37,22 @@ __device__ __forceinline__ void encode_packed(const Rows& v, int side, const Row
     const uint32_t stored = __float_as_uint(scale.scale * packed.inverse_factor) >> 16 |
                             (__float_as_uint(scale.zero) & 0xffff0000u);
     to_halves<kHalves>(stored, scale_zero);
-    packed.choose_bytes(scale, threshold, side, rows);
-    return;
+    if constexpr (kIsExact) {
+      packed.choose_bytes(scale, threshold, side, rows);
+      return;
+    }
   }
-  // A fitted scale is a sum over rows and codes in float32, in the units of the rows: one half at a
-  // time, as registers are scarce.
+  // From here on in the units of the rows.
   scale.scale *= packed.inverse_factor;
   scale.inverse *= packed.factor;
+  if constexpr (!kIsExact) {
+    if (rules.fit == ScaleFit::kPlain) {
+      packed.level_bytes(scale, threshold * packed.inverse_factor, side, load, rows);
+      return;
+    }
+  }
+  // A fitted scale is a sum over rows and codes in float32: one half at a time, as registers are
+  // scarce.
   set_bounds(scale, 3, fminf(threshold * packed.inverse_factor, 0x1p120f));
   to_halves<kHalves>(is_own_live && !scale.is_ordinary, is_odd);
 #pragma unroll 1

@@ -6,9 +6,9 @@
 // code becomes the next) takes the CPU's operations in float32.
 //
 // BF16 values are exact in float16, but for those 2^−27 of the largest and less, and these are
-// closer to zero than any limit of codes: codes of BF16 rows are the CPU's. Of rows in float32 a
-// few codes in a hundred thousand differ, those whose limit lies within half a step of float16; the
-// order statistic is taken in float32.
+// closer to zero than any limit of codes: codes of BF16 rows are the CPU's. Rows in float32 would
+// differ where a limit lies within half a step of float16: their order statistic and codes are
+// taken in float32 (exact_statistic, level_bytes).
 //
 // A lane works on one whole row for what is once a row, its own: row g, or g + 8 in lanes of odd t
 // where a warp has two halves.
@@ -297,6 +297,34 @@ struct PackedRows {
                           {twice_high(first[h]), twice_high(third[h])},
                           twice_low(second[h])};
       rows[h] = side == 0 ? key_bytes(x[h], limits) : value_bytes(x[h], limits);
+    }
+  }
+
+  // The same of rows in float32, by their levels; s and threshold in the units of the rows.
+  // load(h, half): row h.
+  template <typename Load>
+  __device__ __forceinline__ void level_bytes(const RowScale& s, float threshold, int side,
+                                              Load load, RowBytes (&rows)[kHalves]) const {
+    const LevelLine line = level_line(s, threshold);
+    float slopes[kHalves], offsets[kHalves], spans[kHalves], firsts[kHalves];
+    to_halves<kHalves>(line.slope, slopes);
+    to_halves<kHalves>(line.offset, offsets);
+    to_halves<kHalves>(line.span, spans);
+    to_halves<kHalves>(line.first, firsts);
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      RowFragment<kTiles> half;
+      load(h, half);
+      CodeFragment<kTiles> codes;
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float part = __saturatef(fmaf(half[n][e], slopes[h], offsets[h]));
+          codes[n][e] = __float_as_uint(fmaf(part, spans[h], firsts[h]));
+        }
+      }
+      rows[h] = pack_shifted_row<kHeadDim>(codes, side);
     }
   }
 

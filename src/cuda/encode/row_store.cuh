@@ -177,6 +177,20 @@ __device__ __forceinline__ RowBytes pack_row(const CodeFragment<kHeadDim / 8>& c
   return bits == 2 ? RowPacker<kHeadDim, 2>::values(codes) : RowPacker<kHeadDim, 4>::values(codes);
 }
 
+// Codes of 2 bits as floats with kMagic added: what the constant adds to every word is taken off.
+template <int kHeadDim>
+__device__ __forceinline__ RowBytes pack_shifted_row(const CodeFragment<kHeadDim / 8>& codes,
+                                                     int side) {
+  CodeFragment<kHeadDim / 8> nothing;
+#pragma unroll
+  for (auto& pair : nothing) pair[0] = pair[1] = kMagicBits;
+  RowBytes bytes = pack_row<kHeadDim>(codes, side, 2);
+  const RowBytes rest = pack_row<kHeadDim>(nothing, side, 2);
+#pragma unroll
+  for (int w = 0; w < 4; ++w) bytes.words[w] -= rest.words[w];
+  return bytes;
+}
+
 template <int kHeadDim, int kBits, int kHalves>
 __device__ __forceinline__ void store_rows(const RowBytes (&rows)[kHalves], int side,
                                            const RowPlaces<kHalves>& places) {
