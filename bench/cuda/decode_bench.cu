@@ -2,7 +2,7 @@
 // tokens included.
 //
 //   oscar_cuda_decode_bench [--json FILE] [--commit TEXT] [--quick] [--shape Q_HEADS,BATCH,CONTEXT
-//   [--mean PAIRS] [--bits K,V] [--symmetric]]
+//   [--mean PAIRS] [--bits K,V] [--symmetric] [--queries N] [--generic]]
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -92,7 +92,8 @@ struct Bench {
   Codebook codebook;
   bool has_copies;
   int num_queries = 1;
-  int mean_pairs = 0;  // of the key mean; 0: none
+  int mean_pairs = 0;       // of the key mean; 0: none
+  bool is_generic = false;  // by the generic kernel, whatever serves
 };
 
 void check_status(const cuda::Status& status) {
@@ -117,7 +118,8 @@ class Layers {
     attend_.recent_tokens = bench.has_copies ? kRecent : 0;
     attend_.has_mean = bench.mean_pairs > 0;
     attend_.mean_pairs = bench.mean_pairs;
-    plan_ = cuda::plan_attend(attend_, device);
+    plan_ = bench.is_generic ? cuda::plan_attend(attend_, device, cuda::AttendKernel::kGeneric)
+                             : cuda::plan_attend(attend_, device);
 
     params_.key = cuda::device_plane(attend_.key, cuda::Side::kKey);
     params_.value = cuda::device_plane(attend_.value, cuda::Side::kValue);
@@ -296,7 +298,8 @@ int run(int argc, char** argv) {
   std::string json, commit = "unknown";
   bool quick = false;
   Shape only{0, 8, 128, 0, 0, 2, 2};
-  int only_pairs = 0;
+  int only_pairs = 0, only_queries = 1;
+  bool only_generic = false;
   Codebook only_codebook = Codebook::kAffine;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--quick") == 0) quick = true;
@@ -312,6 +315,8 @@ int run(int argc, char** argv) {
       }
     }
     if (std::strcmp(argv[i], "--symmetric") == 0) only_codebook = Codebook::kSymmetric;
+    if (std::strcmp(argv[i], "--generic") == 0) only_generic = true;
+    if (std::strcmp(argv[i], "--queries") == 0 && i + 1 < argc) only_queries = std::atoi(argv[++i]);
     if (std::strcmp(argv[i], "--mean") == 0 && i + 1 < argc) only_pairs = std::atoi(argv[++i]);
     if (std::strcmp(argv[i], "--commit") == 0 && i + 1 < argc) commit = argv[++i];
   }
@@ -319,7 +324,8 @@ int run(int argc, char** argv) {
   Report report;
   if (only.batch > 0) {
     only.mean_term = only_pairs > 0;
-    run_oscar({only, only_codebook, true, 1, only_pairs}, device, false, true, report);
+    run_oscar({only, only_codebook, true, only_queries, only_pairs, only_generic}, device, false,
+              true, report);
     return 0;
   }
   for (const double megabytes : {17.3, 57.6, 410.0, 4000.0}) {
@@ -358,8 +364,11 @@ int run(int argc, char** argv) {
     // Prefill over history, and a speculative verify.
     for (const auto& [context, queries] :
          {std::pair{32768, 8}, std::pair{32768, 512}, std::pair{32768, 2048}}) {
-      run_oscar({{32, 8, 128, 1, context, 2, 2}, Codebook::kAffine, true, queries}, device, false,
-                false, report);
+      const Shape shape{32, 8, 128, 1, context, 2, 2};
+      run_oscar({shape, Codebook::kAffine, true, queries}, device, queries > 8, false, report);
+      if (queries == 512) {
+        run_oscar({shape, Codebook::kAffine, true, queries, 0, true}, device, false, false, report);
+      }
     }
     run_oscar({{32, 8, 128, 1, 1000000, 2, 2}, Codebook::kAffine, true}, device, true, false,
               report);

@@ -61,7 +61,7 @@ OSCAR_API oscar_status oscar_cuda_plan_create(const oscar_cuda_shape* shape, int
 OSCAR_API void oscar_cuda_plan_free(oscar_cuda_plan* plan); /* NULL is allowed */
 
 typedef struct oscar_cuda_plan_info {
-  char kernel[32];  /* "hopper-decode" or "generic" */
+  char kernel[32];  /* "hopper-decode", "hopper-prefill" or "generic" */
   char reason[160]; /* why not the fast kernel; "" when it is */
   uint64_t workspace_bytes;
   int32_t key_plane_bytes, value_plane_bytes; /* of a page and KV head */

@@ -44,7 +44,8 @@ struct AttendFunction {
 namespace sm90 {
 AttendFunction decode_function(int head_dim, int key_bits, int value_bits, bool affine,
                                int head_tiles, int num_seqs, bool has_mean) noexcept;
-}
+AttendFunction prefill_function(int head_dim, int key_bits, int value_bits) noexcept;
+}  // namespace sm90
 namespace sm80 {
 AttendFunction attend_function(int head_dim, int rows_per_block, int num_groups,
                                bool has_mean) noexcept;

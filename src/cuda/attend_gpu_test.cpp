@@ -1,17 +1,12 @@
-// Attention kernels against fp64. Needs a GPU; skipped, and said so, without one.
-//
-// Tolerance 4e-3 in the norm: BF16 outputs cost 2^−9/√3 ≈ 1.1e-3 to 1.7e-3 alone; 16-bit integer
-// queries and float16 (Hopper) or BF16 (generic) weights and values the rest.
+// Attention kernels against fp64, lengths and masks of every kind. Needs a GPU; skipped, and said
+// so, without one.
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <cstdio>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
-#include "cuda/testing/random_case.h"
-#include "cuda/testing/reference.h"
+#include "cuda/testing/attend_fixture.h"
 
 namespace oscar::cuda {
 namespace {
@@ -20,78 +15,7 @@ using testing::CaseSpec;
 using testing::DeviceBuffer;
 using testing::RandomCase;
 
-constexpr double kTolerance = 4e-3;
-constexpr double kLseTolerance = 1e-2;  // natural log units at logits of a few tens
-
-class AttendGpu : public ::testing::TestWithParam<AttendKernel> {
- protected:
-  void SetUp() override {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no CUDA device";
-    device_ = device_info(0);
-    if (GetParam() == AttendKernel::kHopperDecode && device_.compute_capability / 10 != 9) {
-      GTEST_SKIP() << "no Hopper card";
-    }
-  }
-
-  struct Launch {
-    AttendPlan plan;
-    DeviceBuffer<std::uint8_t> workspace;
-  };
-  Launch prepare(const RandomCase& random_case) const {
-    Launch launch{plan_attend(random_case.spec().shape(), device_, GetParam()), {}};
-    launch.workspace = DeviceBuffer<std::uint8_t>(launch.plan.workspace_bytes);
-    launch.workspace.fill(0xff);
-    const Status status =
-        prepare_attend(launch.plan, launch.workspace.data(), launch.workspace.size(), nullptr);
-    EXPECT_TRUE(status.ok()) << status.message;
-    return launch;
-  }
-  void run(const Launch& launch, const RandomCase& random_case, cudaStream_t stream) const {
-    const Status status = run_attend(launch.plan, random_case.params(), launch.workspace.data(),
-                                     launch.workspace.size(), stream);
-    EXPECT_TRUE(status.ok()) << status.message;
-  }
-  // Returns the error of the outputs, and records it for the summary line.
-  double expect_close(const RandomCase& random_case) {
-    testing::check(cudaDeviceSynchronize(), "kernel");
-    const testing::ReferenceResult truth =
-        testing::reference_attend(random_case.params(), random_case.spec().shape().max_seq_len);
-    const double error = testing::relative_error(random_case.out(), truth.out);
-    EXPECT_LE(error, kTolerance) << random_case.spec().name();
-    EXPECT_FALSE(std::isnan(error)) << random_case.spec().name();
-    const std::vector<float> lse = random_case.lse();
-    for (std::size_t i = 0; i < lse.size(); ++i) {
-      if (std::isinf(truth.lse[i])) {
-        EXPECT_EQ(lse[i], truth.lse[i]) << random_case.spec().name();
-      } else {
-        EXPECT_NEAR(lse[i], truth.lse[i], kLseTolerance) << random_case.spec().name();
-      }
-      if (HasFailure()) break;
-    }
-    worst_ = std::fmax(worst_, error);
-    return error;
-  }
-  void expect_right(const CaseSpec& spec) {
-    RandomCase random_case(spec);
-    const Launch launch = prepare(random_case);
-    random_case.poison_results();
-    run(launch, random_case, nullptr);
-    expect_close(random_case);
-    // A second launch on the workspace as the first left it.
-    const std::vector<float> first = random_case.out();
-    random_case.poison_results();
-    run(launch, random_case, nullptr);
-    testing::check(cudaDeviceSynchronize(), "second launch");
-    EXPECT_EQ(random_case.out(), first) << spec.name();
-  }
-  void TearDown() override {
-    if (worst_ > 0) std::printf("    worst relative error %.2e\n", worst_);
-  }
-
-  DeviceInfo device_;
-  double worst_ = 0;
-};
+class AttendGpu : public testing::AttendFixture {};
 
 TEST_P(AttendGpu, EveryShapeAndLength) {
   struct Bits {
@@ -119,6 +43,7 @@ TEST_P(AttendGpu, EveryShapeAndLength) {
 }
 
 TEST_P(AttendGpu, OneGroupOfTheWholeHead) {
+  if (GetParam() == AttendKernel::kHopperPrefill) GTEST_SKIP() << "no heads of 256";
   CaseSpec spec;
   spec.head_dim = spec.group_size = 256;
   spec.lengths = {700, 65};
@@ -170,30 +95,6 @@ TEST_P(AttendGpu, SeveralQueryTokens) {
   }
 }
 
-// Prefill over history: a chunk of queries whose own tokens are exact, over packed pages. The
-// generic kernel's.
-TEST_P(AttendGpu, ChunkOverHistory) {
-  if (GetParam() == AttendKernel::kHopperDecode) GTEST_SKIP() << "the generic kernel's";
-  unsigned seed = 250;
-  for (const int num_queries : {9, 64, 130}) {
-    for (const int head_dim : {64, 128, 256}) {
-      CaseSpec spec;
-      spec.head_dim = head_dim;
-      spec.num_queries = num_queries;
-      spec.num_q_heads = 2 * (head_dim == 128 ? 4 : 3);
-      spec.has_copies = true;
-      spec.sink_tokens = 16;
-      spec.recent_tokens = seed % 2 == 0 ? num_queries : num_queries + 32;
-      spec.key_bits = seed % 3 == 0 ? 3 : 2;
-      spec.has_mean = seed % 2 == 0;
-      spec.mean_pairs = 8;
-      spec.lengths = {num_queries, num_queries + 1, num_queries + 15, 64 * 3 + num_queries, 1000};
-      spec.seed = ++seed;
-      expect_right(spec);
-    }
-  }
-}
-
 TEST_P(AttendGpu, MasksCapsAndSinks) {
   unsigned seed = 300;
   for (const std::int32_t window : {0, 1, 64, 100, 512}) {
@@ -215,6 +116,7 @@ TEST_P(AttendGpu, MasksCapsAndSinks) {
 }
 
 TEST_P(AttendGpu, KeyMean) {
+  if (GetParam() == AttendKernel::kHopperPrefill) GTEST_SKIP() << "no key means";
   unsigned seed = 400;
   for (const int head_dim : {64, 128}) {
     for (const int ratio : {1, 4, 8}) {
@@ -388,11 +290,8 @@ TEST_P(AttendGpu, RefusesBadParams) {
   EXPECT_NE(refusal(params, bytes).find("num_q_heads 6"), std::string::npos);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, AttendGpu,
-                         ::testing::Values(AttendKernel::kHopperDecode, AttendKernel::kGeneric),
-                         [](const auto& kernel) {
-                           return kernel.param == AttendKernel::kGeneric ? "Generic" : "Hopper";
-                         });
+INSTANTIATE_TEST_SUITE_P(Kernels, AttendGpu, testing::every_attend_kernel(),
+                         testing::attend_kernel_label);
 
 }  // namespace
 }  // namespace oscar::cuda

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "cuda/sm90/prefill/config.h"
 
 namespace oscar::cuda {
 namespace {
@@ -120,6 +121,32 @@ TEST(DeviceLayout, FastShapesArePermuted) {
 
 TEST(DeviceLayout, RefusesExactSides) {
   EXPECT_THROW(device_plane({64, {16, 64}}, Side::kKey), Error);
+}
+
+// The prefill kernel's operands: every channel once, codes at the bits that the plane has them at;
+// columns and tokens are permutations of one another.
+template <int kHeadDim, int kKeyBits, int kValueBits>
+void expect_operands_of() {
+  using C = sm90::PrefillConfig<kHeadDim, kKeyBits, kValueBits>;
+  const DevicePlane key = device_plane({kHeadDim, {kKeyBits, kHeadDim}}, Side::kKey);
+  const DevicePlane value = device_plane({kHeadDim, {kValueBits, kHeadDim}}, Side::kValue);
+  std::vector<int> seen(kHeadDim);
+  for (int at = 0; at < kHeadDim; ++at) {
+    const sm90::KeyElement element = sm90::key_element<C>(at);
+    ++seen.at(std::size_t(element.channel));
+    EXPECT_EQ(element.shift, key.low(5, element.channel).shift) << kHeadDim << " " << at;
+    EXPECT_EQ(C::value_shift(at), value.low(5, at).shift) << kHeadDim << " " << at;
+  }
+  EXPECT_EQ(seen, std::vector<int>(kHeadDim, 1));
+}
+
+TEST(DeviceLayout, PrefillOperandsAreWhereThePlaneHasThem) {
+#define OSCAR_HOPPER_PREFILL(d, k, v) expect_operands_of<d, k, v>();
+#include "cuda/sm90/prefill/kernels.inc"
+  for (int token = 0; token < kPageTokens; ++token) {
+    EXPECT_EQ(sm90::token_of_column(sm90::column_of_token(token)), token);
+    EXPECT_EQ(sm90::column_of_token(sm90::token_of_column(token)), token);
+  }
 }
 
 }  // namespace

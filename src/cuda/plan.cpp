@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "cuda/attend_units.h"
 #include "cuda/sm80/attend/config.h"
+#include "cuda/sm90/prefill/config.h"
 
 namespace oscar::cuda {
 namespace {
@@ -97,7 +98,30 @@ bool has_hopper_mean(int head_dim, int key_bits, int value_bits) {
   return false;
 }
 
-// Why the Hopper kernel does not serve the shape; empty: it does.
+bool has_hopper_prefill(int head_dim, int key_bits, int value_bits) {
+#define OSCAR_HOPPER_PREFILL(d, k, v) \
+  if (head_dim == d && key_bits == k && value_bits == v) return true;
+#include "cuda/sm90/prefill/kernels.inc"
+  return false;
+}
+
+// Why the Hopper prefill kernel does not serve the shape; empty: it does.
+std::string prefill_refusal(const AttendShape& shape, const DeviceInfo& device) {
+  const QuantSpec &key = shape.key.quant, &value = shape.value.quant;
+  const int head_dim = shape.key.head_dim;
+  if (device.compute_capability / 10 != 9) return "the card is not Hopper (9.x)";
+  if (!has_hopper_prefill(head_dim, key.bits, value.bits)) {
+    return "no kernel for head size " + text(head_dim) + ", keys of " + text(key.bits) +
+           " and values of " + text(value.bits) + " bits";
+  }
+  if (key.group_size != head_dim || value.group_size != head_dim) {
+    return "groups smaller than the head";
+  }
+  if (shape.has_mean) return "no kernel with the key mean";
+  return "";
+}
+
+// Why the Hopper decode kernel does not serve the shape; empty: it does.
 std::string hopper_refusal(const AttendShape& shape, const DeviceInfo& device) {
   const QuantSpec &key = shape.key.quant, &value = shape.value.quant;
   const int head_dim = shape.key.head_dim;
@@ -165,11 +189,12 @@ void split_hopper(AttendPlan& plan, const DeviceInfo& device) {
   }
 }
 
-void split_generic(AttendPlan& plan, const DeviceInfo& device) {
+// Blocks of one item each, as many as the card runs at once.
+void split_by_pages(AttendPlan& plan, int blocks_at_once) {
   const std::int64_t items =
       std::int64_t{plan.shape.num_seqs} * plan.shape.num_kv_heads * plan.num_row_blocks;
   const std::int64_t pages = (plan.shape.max_seq_len + kPageTokens - 1) / kPageTokens;
-  const std::int64_t wanted = std::max<std::int64_t>(1, 2 * device.num_sms / items);
+  const std::int64_t wanted = std::max<std::int64_t>(1, blocks_at_once / items);
   plan.num_splits = static_cast<int>(std::min(wanted, pages));
   if (items * plan.num_splits > INT32_MAX) {
     refuse(ErrorCode::kUnsupported, text(items) + " items are too many for one launch");
@@ -184,6 +209,8 @@ AttendPlan make_plan(const AttendShape& shape, const DeviceInfo& device, AttendK
   const int rows = shape.num_queries * (shape.num_q_heads / shape.num_kv_heads);
   if (kernel == AttendKernel::kHopperDecode) {
     plan.rows_per_block = rows <= 4 ? 4 : 8;
+  } else if (kernel == AttendKernel::kHopperPrefill) {
+    plan.rows_per_block = sm90::kPrefillRows;
   } else {
     const auto bytes = [&](int block_rows) {
       return sm80::shared_bytes(shape.key.head_dim, block_rows, shape.key.num_groups(),
@@ -199,7 +226,12 @@ AttendPlan make_plan(const AttendShape& shape, const DeviceInfo& device, AttendK
     }
   }
   plan.num_row_blocks = (rows + plan.rows_per_block - 1) / plan.rows_per_block;
-  kernel == AttendKernel::kHopperDecode ? split_hopper(plan, device) : split_generic(plan, device);
+  if (kernel == AttendKernel::kHopperDecode) {
+    split_hopper(plan, device);
+  } else {
+    // The generic kernel runs two blocks a multiprocessor.
+    split_by_pages(plan, (kernel == AttendKernel::kGeneric ? 2 : 1) * device.num_sms);
+  }
   const std::size_t items = std::size_t(shape.num_seqs) * std::size_t(shape.num_kv_heads) *
                             std::size_t(plan.num_row_blocks);
   plan.counter_bytes = aligned(sizeof(std::int32_t) * (items + 1));
@@ -207,8 +239,10 @@ AttendPlan make_plan(const AttendShape& shape, const DeviceInfo& device, AttendK
       kernel == AttendKernel::kGeneric
           ? std::size_t(sm80::partial_floats(shape.key.head_dim))
           : std::size_t(plan.rows_per_block) * (std::size_t(shape.key.head_dim) + 2);
+  const bool has_parts = kernel != AttendKernel::kHopperPrefill || plan.num_splits > 1;
   plan.workspace_bytes =
-      plan.counter_bytes + aligned(sizeof(float) * 2 * std::size_t(plan.grid) * partial_floats);
+      plan.counter_bytes +
+      (has_parts ? aligned(sizeof(float) * 2 * std::size_t(plan.grid) * partial_floats) : 0);
   return plan;
 }
 
@@ -219,15 +253,27 @@ bool is_aligned(const void* pointer, std::size_t bytes) {
 }  // namespace
 
 const char* kernel_name(AttendKernel kernel) noexcept {
-  return kernel == AttendKernel::kHopperDecode ? "hopper-decode" : "generic";
+  switch (kernel) {
+    case AttendKernel::kHopperDecode: return "hopper-decode";
+    case AttendKernel::kHopperPrefill: return "hopper-prefill";
+    default: return "generic";
+  }
 }
 
 AttendPlan plan_attend(const AttendShape& shape, const DeviceInfo& device) {
   check_device(device);
   check_shape(shape);
-  const std::string refusal = hopper_refusal(shape, device);
-  AttendPlan plan = make_plan(
-      shape, device, refusal.empty() ? AttendKernel::kHopperDecode : AttendKernel::kGeneric);
+  std::string refusal = hopper_refusal(shape, device);
+  AttendKernel kernel = refusal.empty() ? AttendKernel::kHopperDecode : AttendKernel::kGeneric;
+  if (shape.num_queries > kMaxHopperQueries) {
+    const std::string second = prefill_refusal(shape, device);
+    if (second.empty()) {
+      kernel = AttendKernel::kHopperPrefill;
+    } else {
+      refusal += "; hopper-prefill: " + second;
+    }
+  }
+  AttendPlan plan = make_plan(shape, device, kernel);
   plan.reason = refusal;
   return plan;
 }
@@ -238,6 +284,10 @@ AttendPlan plan_attend(const AttendShape& shape, const DeviceInfo& device, Atten
   if (kernel == AttendKernel::kHopperDecode) {
     const std::string refusal = hopper_refusal(shape, device);
     if (!refusal.empty()) refuse(ErrorCode::kUnsupported, "hopper-decode: " + refusal);
+  }
+  if (kernel == AttendKernel::kHopperPrefill) {
+    const std::string refusal = prefill_refusal(shape, device);
+    if (!refusal.empty()) refuse(ErrorCode::kUnsupported, "hopper-prefill: " + refusal);
   }
   return make_plan(shape, device, kernel);
 }

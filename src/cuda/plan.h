@@ -34,15 +34,16 @@ struct AttendShape {
 };
 
 enum class AttendKernel {
-  kHopperDecode,  // sm90/decode: bulk copies, integer dots
-  kGeneric,       // sm80/attend: pages dequantised in shared memory; every shape
+  kHopperDecode,   // sm90/decode: bulk copies, integer dots
+  kHopperPrefill,  // sm90/prefill: chunks of queries, 128 rows share what is unpacked
+  kGeneric,        // sm80/attend: pages dequantised in shared memory; every shape
 };
 const char* kernel_name(AttendKernel kernel) noexcept;
 
 struct AttendPlan {
   AttendShape shape;
   AttendKernel kernel = AttendKernel::kGeneric;
-  std::string reason;      // why the fast kernel does not serve the shape; empty when it does
+  std::string reason;      // why the kernels before this one do not serve the shape
   int rows_per_block = 0;  // query rows (query tokens × heads of a KV head) of one block
   int num_row_blocks = 0;
   int num_splits = 0;  // 0: equal ranges over all sequences (AttendParams::num_splits)

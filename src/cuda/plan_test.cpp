@@ -70,6 +70,28 @@ TEST(AttendPlan, TakesFewPairsOfTheKeyMeanFast) {
   EXPECT_NE(refusal_of(shape, kH200).find("65"), std::string::npos);
 }
 
+TEST(AttendPlan, ChunksOfQueriesShareUnpackedPages) {
+  AttendShape shape = decode_shape(1, 32768);
+  shape.num_queries = 512;  // 2048 rows a KV head: sixteen blocks of 128, eight heads
+  const AttendPlan plan = plan_attend(shape, kH200);
+  EXPECT_EQ(plan.kernel, AttendKernel::kHopperPrefill);
+  EXPECT_EQ(plan.num_row_blocks, 16);
+  EXPECT_EQ(plan.num_splits, 1);
+  EXPECT_EQ(plan.workspace_bytes, plan.counter_bytes);
+  shape.num_queries = 32;
+  EXPECT_EQ(plan_attend(shape, kH200).num_splits, 16);
+  shape.num_queries = 8;
+  EXPECT_EQ(plan_attend(shape, kH200).kernel, AttendKernel::kHopperDecode);
+  shape.num_queries = 512;
+  EXPECT_EQ(plan_attend(shape, kA100).kernel, AttendKernel::kGeneric);
+  shape.key.head_dim = shape.value.head_dim = 256;
+  shape.key.quant.group_size = shape.value.quant.group_size = 256;
+  const AttendPlan wide = plan_attend(shape, kH200);
+  EXPECT_EQ(wide.kernel, AttendKernel::kGeneric);
+  EXPECT_NE(wide.reason.find("256"), std::string::npos);
+  EXPECT_THROW(plan_attend(shape, kH200, AttendKernel::kHopperPrefill), Error);
+}
+
 TEST(AttendPlan, RefusesWithTheValue) {
   AttendShape shape = decode_shape(1, 100);
   EXPECT_NE(refusal_of(shape, {75, 40, 65536}).find("7.5"), std::string::npos);

@@ -34,6 +34,10 @@ __device__ __forceinline__ void store_shared_2(uint32_t address, uint16_t v) {
   asm volatile("st.shared.u16 [%0],%1;" ::"r"(address), "h"(v) : "memory");
 }
 
+__device__ __forceinline__ void store_shared_8(uint32_t address, uint2 v) {
+  asm volatile("st.shared.v2.u32 [%0],{%1,%2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
+}
+
 __device__ __forceinline__ void store_shared_16(uint32_t address, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0],{%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z),
                "r"(v.w)

@@ -1,0 +1,2 @@
+#define OSCAR_PREFILL_SHAPE 64, 4, 4
+#include "cuda/sm90/prefill/instantiate.h"
