@@ -7,9 +7,9 @@ namespace {
 // Relative error below 2 ulp for x in [−64, 0]; 0 below that, −inf included: such weights vanish
 // beside the largest, which is 1, and their products would be subnormal, which is slow.
 //
-// e^x = 2^n·e^r, n = round(x/ln 2), |r| ≤ ln 2/2. e^r by its Taylor polynomial of degree 7: the
-// remainder is below 0.3466^8/8! = 5.2e-9, a twentieth of an ulp. ln 2 is split so that n·(high
-// part) is exact for |n| < 2^9.
+// e^x = 2^n·e^r, n = round(x/ln 2), |r| ≤ ln 2/2. e^r by the polynomial of degree 6 that has the
+// smallest relative error beside the fixed 1 + r: 3.7e-9, a sixteenth of an ulp. ln 2 is split so
+// that n·(high part) is exact for |n| < 2^9.
 inline simd::F exp_nonpositive(simd::F x) {
   const simd::F lowest = simd::broadcast(-64.0f);
   const simd::I is_counted = x >= lowest;
@@ -17,15 +17,14 @@ inline simd::F exp_nonpositive(simd::F x) {
   const simd::F n = simd::round_to_integer(clamped * 1.44269504f);
   simd::F r = simd::fma(n, simd::broadcast(-0.693359375f), clamped);
   r = simd::fma(n, simd::broadcast(2.12194440e-4f), r);
-  constexpr float kCoefficients[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
-  simd::F y = simd::broadcast(1.0f / 5040);
+  constexpr float kCoefficients[] = {0.00836874545f, 0.041668389f, 0.166665211f,
+                                     0.49999994f,    1.0f,         1.0f};
+  simd::F y = simd::broadcast(0.00138145406f);
 #pragma GCC unroll 8
   for (const float coefficient : kCoefficients) {
     y = simd::fma(y, r, simd::broadcast(coefficient));
   }
-  const simd::I exponent = __builtin_convertvector(n, simd::I) + 127;
-  const simd::F power = simd::from_bits(reinterpret_cast<simd::U>(exponent) << 23);
-  return is_counted ? y * power : simd::F{};
+  return is_counted ? simd::times_power_of_two(y, n) : simd::F{};
 }
 
 }  // namespace

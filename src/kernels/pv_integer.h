@@ -8,9 +8,9 @@
 
 #include "kernels/codes.h"
 #include "kernels/prefetch.h"
-#include "kernels/qk_integer.h"
-#include "kernels/quantize_queries.h"
-#include "kernels/tile_panel.h"
+#include "kernels/pv_words.h"
+#include "kernels/rounded_weights.h"
+#include "kernels/step_sums.h"
 
 namespace oscar::kernels {
 namespace {
@@ -73,59 +73,6 @@ inline void unpack_values(const PlaneLayout& layout, const std::uint8_t* plane, 
     }
   }
 }
-
-// The weights of a group: p·scale ≈ step·(256·high + low), offset = Σ of that times the zero point.
-template <int num_rows>
-struct RoundedWeights {
-  alignas(64) std::uint8_t high[num_rows][kPageSize], low[num_rows][kPageSize];
-  float step[num_rows], offset[num_rows];
-
-  void load(const PvIntegerParams& params, int row, int group) {
-    for (int r = 0; r < num_rows; ++r) load_row(params, row + r, group, r);
-  }
-
- private:
-  // Metadata of unwritten tokens may be NaN: selected away, not multiplied by zero.
-  void load_row(const PvIntegerParams& params, int row, int group, int r) {
-    const PlaneLayout& layout = params.layout;
-    const float* p = params.p + row * params.p_stride;
-    const std::int64_t first = std::int64_t{2} * group * kPageSize;
-    const std::uint8_t* scales = params.plane + layout.scales_offset() + first;
-    const std::uint8_t* zeros = params.plane + layout.zeros_offset() + first;
-    const bool is_affine = layout.quant.codebook == Codebook::kAffine;
-    alignas(64) float weights[kPageSize];
-    simd::F largest_of{};
-    for (int t = 0; t < params.num_tokens; t += simd::kWidth) {
-      const int left = params.num_tokens - t;
-      const simd::F weight =
-          simd::load_partial(p + t, left < simd::kWidth ? left : simd::kWidth, 0.0f);
-      const simd::F scaled = weight != 0.0f ? weight * simd::load_bf16(scales + 2 * t) : simd::F{};
-      simd::store(weights + t, scaled);
-      largest_of = simd::max(largest_of, scaled);
-    }
-    const float largest = simd::reduce_max(largest_of);
-    const bool counts = largest >= kSmallestScaled;
-    step[r] = counts ? largest / 65535 : 0.0f;
-    const float inverse = counts ? 65535 / largest : 0.0f;
-    const simd::F magic = simd::broadcast(12582912.0f);  // leaves the integer in the low bits
-    simd::Lanes sum{};
-    simd::F whole_sum{};  // of whole numbers below 2²⁴: exact in any order
-    for (int t = 0; t < params.num_tokens; t += simd::kWidth) {
-      const simd::F shifted = simd::load(weights + t) * inverse + magic;
-      const simd::F rounded = shifted - magic;
-      simd::store_bytes(high[r] + t, simd::bits_of(shifted) >> 8);
-      simd::store_bytes(low[r] + t, simd::bits_of(shifted));
-      if (is_affine) {
-        const simd::F zero = simd::load_bf16(zeros + 2 * t);
-        simd::add_to_lanes(sum, rounded != 0.0f ? rounded * zero : simd::F{}, t);
-      } else {
-        whole_sum += rounded;
-      }
-    }
-    offset[r] = step[r] * (is_affine ? simd::sum_lanes(sum)
-                                     : centre(layout.quant.bits) * simd::reduce_add(whole_sum));
-  }
-};
 
 // totals[r][v] (+)= Σ over num_quads ≤ a widening's worth of quads. A function of its own for the
 // reason that dot_steps is one. high, low: [num_rows][kPageSize].
@@ -208,12 +155,24 @@ inline void pv_integer_rows(const PvIntegerParams& params, int row, const std::u
 
 template <int bits>
 inline void pv_integer_of(const PvIntegerParams& params) {
+  constexpr int kChunk = steps_between_widenings((1 << bits) - 1, 255);
   alignas(64) std::uint8_t tile[kPageSize * kMaxHeadDim];
   const int num_quads = (params.num_tokens + 3) / 4;
   Prefetcher prefetcher(params.next_plane, params.layout.plane_bytes(), num_quads);
+#ifdef OSCAR_SIMD_SHIFTS_IN_LOOP
+  if constexpr (bits != 3) {
+    if (params.layout.quant.group_size % (8 / bits * simd::kWidth) == 0) {
+      interleave_values(params.layout, params.plane, num_quads, tile, prefetcher);
+      for_each_row_block<simd::kWeightRows>(params.num_rows, [&]<int num_rows>(int row) {
+        pv_integer_word_rows<bits, num_rows>(params, row, tile, kChunk);
+      });
+      return;
+    }
+  }
+#endif
   unpack_values<bits>(params.layout, params.plane, num_quads, tile, prefetcher);
   for_each_row_block<simd::kWeightRows>(params.num_rows, [&]<int num_rows>(int row) {
-    pv_integer_rows<num_rows>(params, row, tile, steps_between_widenings((1 << bits) - 1, 255));
+    pv_integer_rows<num_rows>(params, row, tile, kChunk);
   });
 }
 

@@ -9,12 +9,18 @@
 
 #include "kernels/codes.h"
 #include "kernels/prefetch.h"
+#include "kernels/step_sums.h"
 #include "kernels/tile_panel.h"
 
 namespace oscar::kernels {
 namespace {
 
 constexpr int kStepBytes = 4 * kPageSize;  // of a tile of keys
+#ifdef OSCAR_SIMD_SHIFTS_IN_LOOP
+constexpr bool kShiftsInLoop = true;
+#else
+constexpr bool kShiftsInLoop = false;
+#endif
 
 // Bits [0, 4) of the four nibbles of half a word to the low halves of four bytes.
 inline simd::U spread_nibbles(simd::U half) {
@@ -76,41 +82,76 @@ inline void unpack_keys(const PlaneLayout& layout, const std::uint8_t* plane, in
   }
 }
 
-// Calls of add_*_products between widenings that keep their sums within kProductLimit.
-constexpr int steps_between_widenings(int largest_code, int largest_byte) {
-  const int steps = simd::kProductLimit / (2 * largest_code * largest_byte);
-  return steps < 4 ? steps : steps / 4 * 4;
+// words[word][64 tokens]: the words of 2 or 4 bits as they are stored, tokens in lanes.
+template <int bits>
+inline void transpose_key_words(const PlaneLayout& layout, const std::uint8_t* plane,
+                                int num_blocks, std::uint8_t* words, Prefetcher& prefetcher) {
+  const std::int64_t row_bytes = layout.code_row_bytes();
+  const int num_words = layout.head_dim * bits / 32;
+  for (int block = 0; block < num_blocks; ++block) {
+    const std::uint8_t* const rows = plane + block * simd::kWidth * row_bytes;
+    std::uint8_t* out = words + block * simd::kVectorBytes;
+    for (int w = 0; w < num_words; w += 4) {
+      prefetcher.step();
+      simd::U columns[4];
+      simd::load_word_columns(rows + 4 * w, row_bytes, columns);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i, out += kStepBytes) simd::store_words(out, columns[i]);
+    }
+  }
 }
 
-// dots[r][v] (+)= Σ over num_steps ≤ a widening's worth of steps. A function of its own, or GCC
-// keeps the totals in registers and spills the sums. q: [steps][stride][high 4, low 4].
-template <int num_rows, int num_vectors>
-[[gnu::noinline]] void dot_steps(const std::uint8_t* tile, const std::int8_t* q,
+// Where the codes of a row block come from: words whose fields are shifted out in registers, or
+// codes in bytes, step by step. A word is kSteps steps.
+template <int bits>
+struct KeyWords {
+  static constexpr int kSteps = 8 / bits;
+  static simd::U codes(simd::U word, int step) {
+    constexpr std::uint32_t kMask = bits == 4 ? 0x0f0f0f0fu : 0x03030303u;
+    return (word >> static_cast<std::uint32_t>(bits * step)) & kMask;
+  }
+};
+struct KeyBytes {
+  static constexpr int kSteps = 1;
+  static simd::U codes(simd::U word, int) { return word; }
+};
+
+// dots[r][v] (+)= Σ over num_steps ≤ a widening's worth of steps, a multiple of Source::kSteps. A
+// function of its own, or GCC keeps the totals in registers and spills the sums. q:
+// [steps][stride][high 4, low 4].
+template <typename Source, int num_rows, int num_vectors>
+[[gnu::noinline]] void dot_steps(const std::uint8_t* words, const std::int8_t* q,
                                  std::int64_t q_step_bytes, int num_steps, bool add,
                                  simd::I (*dots)[num_vectors]) {
   simd::ByteSums high_sums[num_rows][num_vectors] = {}, low_sums[num_rows][num_vectors] = {};
-  for (int step = 0; step < num_steps; ++step) {
-    simd::U codes[num_vectors];
+  for (int step = 0; step < num_steps; step += Source::kSteps) {
+    simd::U word[num_vectors];
 #pragma GCC unroll 4
     for (int v = 0; v < num_vectors; ++v) {
-      codes[v] = simd::load_words(tile + v * simd::kVectorBytes);
+      word[v] = simd::load_words(words + v * simd::kVectorBytes);
     }
+#pragma GCC unroll 4
+    for (int s = 0; s < Source::kSteps; ++s) {
+      simd::U codes[num_vectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < num_vectors; ++v) codes[v] = Source::codes(word[v], s);
 #pragma GCC unroll 16
-    for (int r = 0; r < num_rows; ++r) {
-      const auto* const bytes = reinterpret_cast<const std::uint8_t*>(q + 8 * r);
-      const simd::U high = simd::broadcast_bits(simd::load_bytes<std::uint32_t>(bytes));
+      for (int r = 0; r < num_rows; ++r) {
+        const auto* const bytes = reinterpret_cast<const std::uint8_t*>(q + 8 * r);
+        const simd::U high = simd::broadcast_bits(simd::load_bytes<std::uint32_t>(bytes));
 #pragma GCC unroll 4
-      for (int v = 0; v < num_vectors; ++v) {
-        simd::add_signed_products(high_sums[r][v], codes[v], high);
-      }
-      const simd::U low = simd::broadcast_bits(simd::load_bytes<std::uint32_t>(bytes + 4));
+        for (int v = 0; v < num_vectors; ++v) {
+          simd::add_signed_products(high_sums[r][v], codes[v], high);
+        }
+        const simd::U low = simd::broadcast_bits(simd::load_bytes<std::uint32_t>(bytes + 4));
 #pragma GCC unroll 4
-      for (int v = 0; v < num_vectors; ++v) {
-        simd::add_signed_products(low_sums[r][v], codes[v], low);
+        for (int v = 0; v < num_vectors; ++v) {
+          simd::add_signed_products(low_sums[r][v], codes[v], low);
+        }
       }
+      q += q_step_bytes;
     }
-    tile += kStepBytes;
-    q += q_step_bytes;
+    words += kStepBytes;
   }
 #pragma GCC unroll 16
   for (int r = 0; r < num_rows; ++r) {
@@ -122,7 +163,7 @@ template <int num_rows, int num_vectors>
   }
 }
 
-template <int num_rows>
+template <typename Source, int num_rows>
 inline void qk_integer_rows(const QkIntegerParams& params, int row, const std::uint8_t* tile,
                             int chunk) {
   constexpr int kVectors = simd::byte_vectors(num_rows);
@@ -141,8 +182,9 @@ inline void qk_integer_rows(const QkIntegerParams& params, int row, const std::u
       const int first_step = group * steps_a_group;
       for (int step = 0; step < steps_a_group; step += chunk) {
         const int left = steps_a_group - step;
-        dot_steps<num_rows, kVectors>(
-            tile + (first_step + step) * kStepBytes + token / simd::kWidth * simd::kVectorBytes,
+        dot_steps<Source, num_rows, kVectors>(
+            tile + (first_step + step) / Source::kSteps * kStepBytes +
+                token / simd::kWidth * simd::kVectorBytes,
             params.q + (first_step + step) * q_step_bytes + 8 * row, q_step_bytes,
             left < chunk ? left : chunk, step > 0, dots);
       }
@@ -171,6 +213,15 @@ inline void qk_integer_rows(const QkIntegerParams& params, int row, const std::u
   }
 }
 
+template <typename Source, int bits>
+inline void qk_integer_rows_of(const QkIntegerParams& params, const std::uint8_t* tile) {
+  constexpr int kChunk = steps_between_widenings((1 << bits) - 1, 128);
+  static_assert(kChunk % Source::kSteps == 0);
+  for_each_row_block<simd::kByteRows>(params.num_rows, [&]<int num_rows>(int row) {
+    qk_integer_rows<Source, num_rows>(params, row, tile, kChunk);
+  });
+}
+
 template <int bits>
 inline void qk_integer_of(const QkIntegerParams& params) {
   alignas(64) std::uint8_t tile[kPageSize * kMaxHeadDim];
@@ -180,10 +231,13 @@ inline void qk_integer_of(const QkIntegerParams& params) {
                          (kMostVectors * simd::kWidth) * kMostVectors;
   Prefetcher prefetcher(params.next_plane, params.layout.plane_bytes(),
                         num_blocks * ((params.layout.head_dim + 63) / 64) * (bits == 4 ? 2 : 1));
-  unpack_keys<bits>(params.layout, params.plane, num_blocks, tile, prefetcher);
-  for_each_row_block<simd::kByteRows>(params.num_rows, [&]<int num_rows>(int row) {
-    qk_integer_rows<num_rows>(params, row, tile, steps_between_widenings((1 << bits) - 1, 128));
-  });
+  if constexpr (kShiftsInLoop && bits != 3) {
+    transpose_key_words<bits>(params.layout, params.plane, num_blocks, tile, prefetcher);
+    qk_integer_rows_of<KeyWords<bits>, bits>(params, tile);
+  } else {
+    unpack_keys<bits>(params.layout, params.plane, num_blocks, tile, prefetcher);
+    qk_integer_rows_of<KeyBytes, bits>(params, tile);
+  }
 }
 
 inline void qk_integer_generic(const QkIntegerParams& params) {

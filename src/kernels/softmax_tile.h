@@ -2,30 +2,31 @@
 #pragma once
 
 #include "kernels/exp.h"
-#include "kernels/kernels.h"
+#include "kernels/tile_panel.h"
 
 namespace oscar::kernels {
 namespace {
 
-inline void softmax_row(float* logits, int num_tokens, float* max, float* sum, float* rescale) {
-  constexpr float kMasked = -__builtin_inff();
+constexpr float kMaskedLogit = -__builtin_inff();
+
+// The largest of a row by lanes.
+[[gnu::always_inline]] inline simd::F largest_of_row(const float* logits, int num_tokens) {
   const int whole = num_tokens / simd::kWidth * simd::kWidth, left = num_tokens - whole;
-  simd::F largest = simd::broadcast(kMasked);
-  if (left > 0) largest = simd::load_partial(logits + whole, left, kMasked);
+  simd::F largest = simd::broadcast(kMaskedLogit);
+  if (left > 0) largest = simd::load_partial(logits + whole, left, kMaskedLogit);
   for (int t = 0; t < whole; t += simd::kWidth) {
     largest = simd::max(largest, simd::load(logits + t));
   }
-  const float tile_max = simd::reduce_max(largest);
-  const float new_max = tile_max > *max ? tile_max : *max;
-  if (new_max == kMasked) {
-    for (int t = 0; t < num_tokens; ++t) logits[t] = 0.0f;
-    *rescale = 1.0f;
-    return;
-  }
-  const simd::F offset = simd::broadcast(new_max);
+  return largest;
+}
+
+// Logits to weights e^(logit − max); their sum by lanes.
+[[gnu::always_inline]] inline simd::F weigh_row(float* logits, int num_tokens, float max) {
+  const int whole = num_tokens / simd::kWidth * simd::kWidth, left = num_tokens - whole;
+  const simd::F offset = simd::broadcast(max);
   simd::F total{};
   if (left > 0) {
-    total = exp_nonpositive(simd::load_partial(logits + whole, left, kMasked) - offset);
+    total = exp_nonpositive(simd::load_partial(logits + whole, left, kMaskedLogit) - offset);
     simd::store_partial(logits + whole, total, left);
   }
   for (int t = 0; t < whole; t += simd::kWidth) {
@@ -33,16 +34,47 @@ inline void softmax_row(float* logits, int num_tokens, float* max, float* sum, f
     simd::store(logits + t, weights);
     total += weights;
   }
-  *rescale = *max == new_max ? 1.0f : exp_nonpositive(simd::broadcast(*max - new_max))[0];
-  *sum = *sum * *rescale + simd::reduce_add(total);
-  *max = new_max;
+  return total;
+}
+
+// Every row goes through a part before the next part: a row alone would wait for its reductions.
+template <int num_rows>
+[[gnu::always_inline]] inline void softmax_rows(const SoftmaxTileParams& params, int row,
+                                                int num_tokens) {
+  float* const logits = params.logits + row * params.logits_stride;
+  float* const max = params.max + row;
+  simd::F largest[num_rows], total[num_rows];
+  for (int r = 0; r < num_rows; ++r) {
+    largest[r] = largest_of_row(logits + r * params.logits_stride, num_tokens);
+  }
+  float new_max[num_rows];
+  for (int r = 0; r < num_rows; ++r) {
+    const float of_tile = simd::reduce_max(largest[r]);
+    new_max[r] = of_tile > max[r] ? of_tile : max[r];
+  }
+  for (int r = 0; r < num_rows; ++r) {
+    // Nothing attended yet: any finite number takes −inf to the weight 0.
+    total[r] = weigh_row(logits + r * params.logits_stride, num_tokens,
+                         new_max[r] == kMaskedLogit ? 0.0f : new_max[r]);
+  }
+  for (int r = 0; r < num_rows; ++r) {
+    const float rescale =
+        max[r] == new_max[r] ? 1.0f : exp_nonpositive(simd::broadcast(max[r] - new_max[r]))[0];
+    params.rescale[row + r] = rescale;
+    params.sum[row + r] = params.sum[row + r] * rescale + simd::reduce_add(total[r]);
+    max[r] = new_max[r];
+  }
 }
 
 inline void softmax_tile_generic(const SoftmaxTileParams& params) {
-  for (int r = 0; r < params.num_rows; ++r) {
-    softmax_row(params.logits + r * params.logits_stride, params.num_tokens, params.max + r,
-                params.sum + r, params.rescale + r);
-  }
+  for_each_row_block<simd::kByteRows>(params.num_rows, [&]<int num_rows>(int row) {
+    // Most tiles are whole: their loops have a constant length.
+    if (params.num_tokens == kPageSize) {
+      softmax_rows<num_rows>(params, row, kPageSize);
+    } else {
+      softmax_rows<num_rows>(params, row, params.num_tokens);
+    }
+  });
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 // does not depend on the width.
 #pragma once
 
-#include "kernels/kernels.h"
+#include "kernels/tile_panel.h"
 
 namespace oscar::kernels {
 namespace {
@@ -33,9 +33,15 @@ inline void transform_block(const TransformParams& params, const float* x, const
   }
 }
 
+// Vectors of columns that num_rows rows take at a time: few rows read whole rows of the matrix, so
+// that it streams from memory once.
+constexpr int transform_vectors(int num_rows) {
+  return num_rows <= simd::kTransformFewRows ? simd::kTransformVectors : 16 / simd::kWidth;
+}
+
 template <int num_rows>
 inline void transform_block_of_rows(const TransformParams& params, std::int64_t row) {
-  constexpr int kVectors = num_rows == 1 ? simd::kTransformVectors : 16 / simd::kWidth;
+  constexpr int kVectors = transform_vectors(num_rows);
   constexpr int kColumns = kVectors * simd::kWidth;
   const float* x = params.x + row * params.x_stride;
   float* y = params.y + row * params.y_stride;
@@ -53,7 +59,9 @@ inline void transform_rows_generic(const TransformParams& params) {
   for (; row + simd::kTransformRows <= params.num_rows; row += simd::kTransformRows) {
     transform_block_of_rows<simd::kTransformRows>(params, row);
   }
-  for (; row < params.num_rows; ++row) transform_block_of_rows<1>(params, row);
+  for_each_row_block<simd::kTransformFewRows>(
+      static_cast<int>(params.num_rows - row),
+      [&]<int num_rows>(int few) { transform_block_of_rows<num_rows>(params, row + few); });
 }
 
 }  // namespace

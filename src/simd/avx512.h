@@ -4,13 +4,17 @@
 #include <immintrin.h>
 
 #define OSCAR_SIMD_WIDTH 16
+// Codes are shifted out of words in the loop that multiplies them: of four vector pipes two
+// multiply, and registers suffice.
+#define OSCAR_SIMD_SHIFTS_IN_LOOP
 #include "simd/vector.h"
 
 namespace oscar::simd {
 namespace {
 
 // Register blocks for 32 vector registers.
-constexpr int kTransformRows = 8, kTransformVectors = 8;  // the latter for a single row
+constexpr int kTransformRows = 8, kTransformFewRows = 3;
+constexpr int kTransformVectors = 8;  // of few rows
 constexpr int kTileRows = 12, kTileVectors = 2;
 constexpr int kCodeRows = 8;                                        // rows that share one unpack
 constexpr int code_vectors(int rows) { return rows <= 4 ? 4 : 2; }  // of tokens
@@ -28,6 +32,9 @@ inline F min(F a, F b) { return _mm512_min_ps(a, b); }
 inline F max(F a, F b) { return _mm512_max_ps(a, b); }
 inline U max(U a, U b) { return unsigned_lanes(_mm512_max_epu32(integers(a), integers(b))); }
 inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+
+// v·2^n for whole n that leave it a normal number.
+inline F times_power_of_two(F v, F n) { return _mm512_scalef_ps(v, n); }
 
 inline float reduce_min(F v) { return _mm512_reduce_min_ps(v); }
 inline float reduce_max(F v) { return _mm512_reduce_max_ps(v); }
@@ -70,6 +77,24 @@ inline void store_bytes(std::uint8_t* p, U v) {
 }
 inline void store_halves(std::uint8_t* p, U v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(integers(v)));
+}
+// high[t], low[t]: bits [8, 16) and [0, 8) of 64 words.
+inline void split_bytes(const U (&words)[4], std::uint8_t* high, std::uint8_t* low) {
+  // Packing acts within 128 bits: dwords 4L + v of the result are lane L of vector v.
+  const __m512i in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i halves = _mm512_set1_epi32(0xffff);
+  __m512i packed[2];
+  for (int i = 0; i < 2; ++i) {
+    packed[i] = _mm512_packus_epi32(_mm512_and_si512(integers(words[2 * i]), halves),
+                                    _mm512_and_si512(integers(words[2 * i + 1]), halves));
+  }
+  const __m512i bytes = _mm512_set1_epi16(0xff);
+  const __m512i high_bytes =
+      _mm512_packus_epi16(_mm512_srli_epi16(packed[0], 8), _mm512_srli_epi16(packed[1], 8));
+  const __m512i low_bytes =
+      _mm512_packus_epi16(_mm512_and_si512(packed[0], bytes), _mm512_and_si512(packed[1], bytes));
+  _mm512_storeu_si512(high, _mm512_permutexvar_epi32(in_order, high_bytes));
+  _mm512_storeu_si512(low, _mm512_permutexvar_epi32(in_order, low_bytes));
 }
 inline F load_bf16(const std::uint8_t* p) {
   const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -160,6 +185,24 @@ inline U repeat_words(const std::uint32_t* words) {
     few = _mm512_castsi128_si512(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(words)));
   }
   return unsigned_lanes(_mm512_permutexvar_epi32(integers(index), few));
+}
+
+// first, second := first[0], second[0], first[1], second[1] …
+inline void interleave(F& first, F& second) {
+  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i high =
+      _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  const F a = first, b = second;
+  first = _mm512_permutex2var_ps(a, low, b);
+  second = _mm512_permutex2var_ps(a, high, b);
+}
+// v := lane 0 of every vector, lane 1 of every vector …
+inline void interleave_lanes(F (&v)[2]) { interleave(v[0], v[1]); }
+inline void interleave_lanes(F (&v)[4]) {
+  interleave(v[0], v[2]);
+  interleave(v[1], v[3]);
+  interleave(v[0], v[1]);
+  interleave(v[2], v[3]);
 }
 
 // Running sums of products of bytes, four a lane. Codes are at most 15, so that either operand may

@@ -9,7 +9,8 @@ namespace oscar::simd {
 namespace {
 
 // Register blocks for 16 vector registers.
-constexpr int kTransformRows = 2, kTransformVectors = 8;  // the latter for a single row
+constexpr int kTransformRows = 2, kTransformFewRows = 1;
+constexpr int kTransformVectors = 8;  // of few rows
 constexpr int kTileRows = 4, kTileVectors = 2;
 constexpr int kCodeRows = 3;                                        // rows that share one unpack
 constexpr int code_vectors(int rows) { return rows == 1 ? 4 : 2; }  // of tokens
@@ -42,6 +43,19 @@ inline F swap_pairs(F v) { return __builtin_shufflevector(v, v, 1, 0, 3, 2); }
 // Low byte of every lane.
 inline void store_bytes(std::uint8_t* p, U v) {
   for (int i = 0; i < kWidth; ++i) p[i] = static_cast<std::uint8_t>(v[i]);
+}
+// v·2^n for whole n that leave it a normal number.
+inline F times_power_of_two(F v, F n) {
+  const I exponent = __builtin_convertvector(n, I) + 127;
+  return v * from_bits(reinterpret_cast<U>(exponent) << 23);
+}
+
+// high[t], low[t]: bits [8, 16) and [0, 8) of 64 words.
+inline void split_bytes(const U (&words)[64 / kWidth], std::uint8_t* high, std::uint8_t* low) {
+  for (int v = 0; v < 64 / kWidth; ++v) {
+    store_bytes(high + v * kWidth, words[v] >> 8);
+    store_bytes(low + v * kWidth, words[v]);
+  }
 }
 // Low half of every lane.
 inline void store_halves(std::uint8_t* p, U v) {
