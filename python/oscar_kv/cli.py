@@ -111,6 +111,11 @@ def _calibrate(options: argparse.Namespace) -> None:
         dtype=options.dtype,
         progress=say,
     )
+    if os.path.dirname(os.path.abspath(options.output)) == os.path.abspath(options.model):
+        warnings.append(
+            f"{options.output} lies in the model's folder: vLLM takes every .safetensors file "
+            "there for weights, and will not start; put it elsewhere"
+        )
     for warning in warnings:
         say(f"warning: {warning}")
     artefact.save(options.output)

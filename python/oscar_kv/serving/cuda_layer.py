@@ -271,7 +271,7 @@ class CudaLayer:
         if first == 0:
             room.dense(q, keys, values, scale, out)
             return
-        self._dequantize(step.block_table[i], first, pages)
+        self.dequantize(step.block_table[i], first, pages)
         if i in self._held:
             tokens, k, v, valid = self._held[i]
             room.keys[tokens] = torch.where(valid, k, room.keys[tokens])
@@ -280,8 +280,8 @@ class CudaLayer:
         room.values[first:length] = values
         room.dense(q, room.keys[:length], room.values[:length], scale, out)
 
-    def _dequantize(self, block_table: Tensor, num_tokens: int, pages: Tensor) -> None:
-        """The first tokens of a sequence, raw, into the workspace."""
+    def dequantize(self, block_table: Tensor, num_tokens: int, pages: Tensor) -> None:
+        """What the first tokens' codes stand for, raw, into the keys and values of the prefill."""
         room, args = self._prefill, DequantizeArgs()
         args.pages, args.block_table = pages.data_ptr(), block_table.data_ptr()
         args.page_stride_bytes, args.head_stride_bytes = self._page_bytes, self._run_bytes

@@ -29,9 +29,9 @@ class NotFinite:
 
     def check(self) -> None:
         """Takes note of flags, and logs the first, tenth, hundredth … step that set any."""
-        if not self._seen.any():
+        found = np.flatnonzero(self._seen.copy())  # a device may write meanwhile
+        if not len(found):
             return
-        found = np.flatnonzero(self._seen)
         self._seen[found] = 0
         self.counts[found] += 1
         self.num_steps += 1

@@ -14,6 +14,7 @@ import oscar_kv
 import pytest
 
 HERE = pathlib.Path(__file__).parent
+QUALITY = HERE.parents[2] / "bench" / "vllm" / "quality.py"
 MODEL = os.environ.get("OSCAR_TEST_HF_MODEL")
 ARTEFACT = os.environ.get("OSCAR_TEST_ARTEFACT")
 if not MODEL or not ARTEFACT:
@@ -21,22 +22,31 @@ if not MODEL or not ARTEFACT:
 
 TEXT = HERE.parents[2] / "data" / "heldout.txt"
 QUESTIONS = ["What is the capital of France?", "Which planet do people live on?"]
-TEXT_TOKENS, PREFIX_TOKENS = 1024, 700
+TEXT_TOKENS, PROMPTS = 1024, 2
 WHOLE, CHUNK = 2304, 256
+ENGINE = {
+    "dtype": "float32",
+    "max_model_len": WHOLE,
+    "max_num_seqs": 4,
+    "enforce_eager": True,
+    "kv_cache_memory_bytes": 1 << 28,
+    "distributed_executor_backend": "uni",
+    "disable_log_stats": True,
+}
 KEPT = ("stock", "artefact")
 
-# name → (kv, most tokens a step)
+# name → (kv, most tokens a step, prompts whose hits are compared)
 ENGINES = {
-    "stock": (None, WHOLE),
-    "quarot": ("quarot", WHOLE),
-    "artefact": (ARTEFACT, WHOLE),
-    "artefact in chunks": (ARTEFACT, CHUNK),
-    "no windows": (f"{ARTEFACT}:sink=0,recent=0", WHOLE),
+    "stock": (None, WHOLE, 0),
+    "quarot": ("quarot", WHOLE, 0),
+    "artefact": (ARTEFACT, WHOLE, PROMPTS),
+    "artefact in chunks": (ARTEFACT, CHUNK, 0),
+    "no windows": (f"{ARTEFACT}:sink=0,recent=0", WHOLE, PROMPTS),
 }
 
 
-def run(script: str, *arguments: str) -> str:
-    command = [sys.executable, str(HERE / script), *arguments]
+def run(script: pathlib.Path, *arguments: str) -> str:
+    command = [sys.executable, str(script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
@@ -56,21 +66,22 @@ class Engines:
             references["whole"] = "artefact"
         for needed in references.values():
             self[needed]
-        kv, chunk = ENGINES[name]
+        kv, chunk, prompts = ENGINES[name]
         case = {
             "model": MODEL,
             "kv": kv,
-            "chunk": chunk,
+            "engine": ENGINE | {"max_num_batched_tokens": chunk},
             "text": str(TEXT),
             "text_tokens": TEXT_TOKENS,
+            "step_tokens": None,
             "references": {key: self._logits(other) for key, other in references.items()},
             "keep": self._logits(name) if name in KEPT else None,
             "questions": QUESTIONS,
-            "prefix_tokens": PREFIX_TOKENS,
+            "hits": prompts,
         }
         paths = [self._folder / f"{name}.{kind}.json" for kind in ("case", "result")]
         paths[0].write_text(json.dumps(case))
-        run("engine_case.py", *map(str, paths))
+        run(QUALITY, *map(str, paths))
         self._results[name] = json.loads(paths[1].read_text())
         print(f"\n{name}: {json.dumps(self._results[name])}")
         return self._results[name]
@@ -121,17 +132,21 @@ def test_chunked_is_unchunked(engines):
 
 
 def test_hit_is_miss_without_windows(engines):
-    twice = engines["no windows"]["twice"]
-    assert twice["miss"]["cached"] == 0
-    assert twice["hit"]["cached"] >= PREFIX_TOKENS - 128 - 1
-    assert twice["hit"]["tokens"] == twice["miss"]["tokens"]
+    hits = engines["no windows"]["hits"]
+    for kind in ("again", "turn", "shared"):
+        assert hits[kind]["cached_tokens"] >= 640 - 128, hits
+        assert hits[kind]["same_answers"] == PROMPTS, hits
+        assert hits[kind]["kl"] < engines["artefact"]["kl"]["stock"]["mean"] / 100, hits
 
 
 def test_hit_with_windows_is_near(engines):
-    """A hit's recent tokens are codes until there are new ones; its first tokens are exact."""
-    twice = engines["artefact"]["twice"]
-    assert twice["hit"]["cached"] > 0
-    assert abs(twice["hit"]["first_logprob"] - twice["miss"]["first_logprob"]) < 0.5
+    """What a request wrote last is taken from its block, where it is still there; the recent tokens
+    of a beginning that others share are codes until there are new ones."""
+    hits, error = engines["artefact"]["hits"], engines["artefact"]["kl"]["stock"]["mean"]
+    for kind in ("again", "turn"):
+        assert hits[kind]["cached_tokens"] >= 640 - 128, hits
+        assert hits[kind]["kl"] < error / 2, hits
+    assert hits["shared"]["kl"] < 4 * error, hits
 
 
 def test_refusals_at_start(tmp_path):
@@ -149,7 +164,7 @@ def test_refusals_at_start(tmp_path):
     collector.fit("oscar-plus", architecture="llama").save(wrong)
     lines = [
         line.split("\t")
-        for line in run("refusal_cases.py", MODEL, str(wrong)).splitlines()
+        for line in run(HERE / "refusal_cases.py", MODEL, str(wrong)).splitlines()
         if line.startswith(("REFUSED", "STARTED"))
     ]
     reasons = {name: reason for kind, name, reason in lines if kind == "REFUSED"}
