@@ -147,13 +147,13 @@ class Bench:
             block_size=config.cache_config.block_size,
             graphs=str(config.compilation_config.cudagraph_mode),
             runner_v2=bool(config.use_v2_model_runner),
-            **self._about_oscar(core),
+            **self._about_oscar(),
         )
         self.random = random.Random(0)
         self.base = self.ids(MAX_LENGTH)
 
     @staticmethod
-    def _about_oscar(core: object) -> dict[str, object]:
+    def _about_oscar() -> dict[str, object]:
         import oscar_kv.vllm.worker as worker
 
         ours = worker._worker
@@ -163,6 +163,7 @@ class Bench:
             "method": str(ours.served),
             "copies": ours.describe_copies(),
             "kernel": ours.cuda_layers.plans.kernel,
+            "steps_with_nan": ours.not_finite.num_steps,
         }
 
     def emit(self, **values: object) -> None:
@@ -243,6 +244,8 @@ class Bench:
         result = self.run(self.prompts(length, batch), new_tokens, profile=kind == "profile")
         if "ms" in result:
             result["tokens_per_s"] = round(batch / result["ms"] * 1e3, 1)
+        if self.tag["cache"].startswith("oscar"):
+            result["steps_with_nan"] = self._about_oscar()["steps_with_nan"]
         if kind == "serve":
             result["served_tokens_per_s"] = round(batch * new_tokens / result["all_s"], 1)
         self.emit(point=text, batch=batch, **result)

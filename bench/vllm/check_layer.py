@@ -144,6 +144,22 @@ def time_steps(library: CudaLibrary) -> None:
         print(f"a layer's step {time_of(functools.partial(decoding.run, step)):.0f} us (eager)")
 
 
+def time_graphs(library: CudaLibrary) -> None:
+    """A layer's step in a graph, and what rows with NaN cost there."""
+    decoding = Decoding(library, 1, 1024)
+    decoding.plan()
+    step = decoding.plan()
+    decoding.run(step)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(36):
+            decoding.layer.write(decoding.k, decoding.k, step, decoding.cache)
+    for name, value in (("numbers", 1.0), ("NaN", torch.nan)):
+        decoding.k[0, :, 5] = value
+        print(f"encoding a token of {name} in a graph: {time_of(graph.replay) / 36:.1f} us")
+
+
 def time_of(action: Callable[[], object], repeats: int = 100) -> float:
     """Microseconds."""
     for _ in range(3):
@@ -189,6 +205,7 @@ def main() -> None:
     check_graphs(library)
     check_not_finite(library)
     time_steps(library)
+    time_graphs(library)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,11 @@ class CudaLayer:
         self._held: dict[int, tuple[Tensor, ...]] = {}
         self._not_finite = not_finite
 
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        """Of a token's keys, and of its values: num_kv_heads, head_dim."""
+        return self._shape.num_kv_heads, self._shape.head_dim_k
+
     def _image(self, matrices: Tensor) -> Tensor:
         heads, size = self._shape.num_kv_heads, self._shape.head_dim_k
         matrices = matrices.float().contiguous()
