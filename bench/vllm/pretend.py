@@ -2,7 +2,8 @@
 
 Long contexts then cost no prefill, and decoding is measured alone. The cache is filled once: vLLM's
 own with random numbers, ours with pages of random rows that the layer itself encoded, again and
-again. Random bytes would be no pages: they gave NaN rows, for which encoding takes a slow path.
+again. Random bytes are no pages: attention overflows on negative scales, and the next layers' NaN
+rows are encoded on a slow path.
 """
 
 from typing import Any

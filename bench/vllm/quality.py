@@ -8,6 +8,7 @@ a step; null: as the engine has it); references (name → npy of logits to take 
 (npy to write logits to, or null); questions; hits (prompts of which hits and misses are compared).
 """
 
+import dataclasses
 import json
 import os
 import sys
@@ -24,8 +25,8 @@ from compare import kl_of, kl_statistics
 from vllm import LLM, RequestOutput, SamplingParams
 
 # Of hits: a shared beginning, and what follows it; in tokens.
-SHARED, OTHER, OWN, ANSWER = 640, 400, 60, 40
-COMPARED = 16  # tokens of answers that are compared
+SHARED, OTHER, OWN, WINDOW = 640, 400, 60, 256
+COMPARED = 16  # tokens of answers
 
 
 class Logits:
@@ -58,18 +59,28 @@ class Logits:
         rows = [part for part in self.parts if step_tokens == 1 or len(part) > 1]
         return torch.cat(rows)[: len(tokens) - 1]
 
-    def of_answer(
-        self, tokens: Sequence[int], step_tokens: int | None = None
-    ) -> tuple[torch.Tensor, int]:
-        """Of the first token of the answer, [vocabulary]; and tokens from the prefix cache."""
+    def of_answer(self, tokens: Sequence[int], step_tokens: int | None = None) -> "Answer":
+        """Greedy."""
+        parameters = SamplingParams(max_tokens=COMPARED, temperature=0.0, ignore_eos=True)
         with AtMost(self._llm, step_tokens):
-            output = self._ask(tokens, SamplingParams(max_tokens=1, temperature=0.0))
-        return self.parts[-1][0], output.num_cached_tokens
+            output = self._ask(tokens, parameters)
+        # A part for every step, so one for each token of the answer, at the end.
+        ids = list(output.outputs[0].token_ids)
+        return Answer(self.parts[-COMPARED][0], ids, output.num_cached_tokens)
 
     def _ask(self, tokens: Sequence[int], parameters: SamplingParams) -> RequestOutput:
         self.parts.clear()
         prompts = [{"prompt_token_ids": list(tokens)}]
         return self._llm.generate(prompts, parameters, use_tqdm=False)[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """first: logits of its first token. cached: tokens of the prompt from the prefix cache."""
+
+    first: torch.Tensor
+    tokens: list[int]
+    cached: int
 
 
 class AtMost:
@@ -88,18 +99,15 @@ class AtMost:
         self._scheduler.max_num_scheduled_tokens = self._before
 
 
-def answer(llm: LLM, tokens: Sequence[int], count: int) -> list[int]:
-    """Tokens of a greedy answer."""
-    parameters = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
-    (output,) = llm.generate([{"prompt_token_ids": list(tokens)}], parameters, use_tqdm=False)
-    return list(output.outputs[0].token_ids)
+KINDS = ("again", "turn", "shared", "shared_earlier")
 
 
 def compare_hits(llm: LLM, logits: Logits, text: list[int], count: int) -> dict[str, object]:
     """Answers to prompts that begin with cached pages, against those to the same prompts without.
 
     again: the same prompt is asked again. turn: a conversation goes on. shared: after a beginning
-    that another request computed, which then went on for longer than a window. For each: KL of the
+    that another request computed, which then went on for longer than a window. shared_earlier: the
+    other request shares WINDOW tokens less, which the prompt computes itself. For each: KL of the
     answer's first token from that of a miss in steps of 64 tokens, which attend to what is stored,
     as hits do, and from that of a miss in one step; how many answers are the same; how many tokens
     were cached. Means of `count` prompts. between_misses: KL of the two kinds of misses.
@@ -107,35 +115,30 @@ def compare_hits(llm: LLM, logits: Logits, text: list[int], count: int) -> dict[
     results: dict[str, object] = {"prompts": count}
     between = []
     stride = (len(text) - SHARED - OTHER - OWN) // count
-    for kind in ("again", "turn", "shared"):
+    for kind in KINDS:
         kl, kl_of_one_step, cached, same = [], [], 0, 0
         for i in range(count):
             part, own = text[i * stride :], text[-(i + 1) * OWN :][:OWN]
             begin, other = part[:SHARED], part[SHARED : SHARED + OTHER]
-
-            def before(kind: str = kind, begin=begin, other=other, own=own) -> list[int]:
-                """Fills the prefix cache; the prompt that then hits it."""
-                llm.reset_prefix_cache()
-                if kind == "turn":
-                    return begin + answer(llm, begin, ANSWER) + own
-                answer(llm, begin + (own if kind == "again" else other), 1)
-                return begin + own
-
-            prompt = before()
-            hit, tokens = logits.of_answer(prompt)
-            cached += tokens
-            before()
-            answer_of_hit = answer(llm, prompt, COMPARED)
+            prompt = begin + own
             llm.reset_prefix_cache()
-            miss, _ = logits.of_answer(prompt, 64)
+            if kind == "again":
+                logits.of_answer(prompt)
+            elif kind == "turn":
+                prompt = begin + logits.of_answer(begin).tokens + own
+            else:
+                kept = SHARED if kind == "shared" else SHARED - WINDOW
+                logits.of_answer(begin[:kept] + other)
+            hit = logits.of_answer(prompt)
             llm.reset_prefix_cache()
-            with AtMost(llm, 64):
-                same += answer(llm, prompt, COMPARED) == answer_of_hit
+            miss = logits.of_answer(prompt, 64)
             llm.reset_prefix_cache()
-            one_step, _ = logits.of_answer(prompt)
-            kl.append(float(kl_of(miss, hit)))
-            kl_of_one_step.append(float(kl_of(one_step, hit)))
-            between.append(float(kl_of(one_step, miss)))
+            one_step = logits.of_answer(prompt)
+            cached += hit.cached
+            same += hit.tokens == miss.tokens
+            kl.append(float(kl_of(miss.first, hit.first)))
+            kl_of_one_step.append(float(kl_of(one_step.first, hit.first)))
+            between.append(float(kl_of(one_step.first, miss.first)))
         results[kind] = {
             "kl": float(np.mean(kl)),
             "kl_of_one_step": float(np.mean(kl_of_one_step)),

@@ -48,3 +48,22 @@ def test_import_names_what_is_wrong(folder, refusal, tmp_path):
     assert "could not be loaded" in refusal("import-rotations", folder, *rotations, *out)
     (folder / "config.json").write_text("{")
     assert "could not be loaded" in refusal("import-rotations", folder, *rotations, *out)
+
+
+def test_calibrate_warns_of_an_artefact_among_the_weights(folder, tmp_path, monkeypatch, capfd):
+    written = []
+
+    class Artefact:
+        def save(self, path):
+            written.append(path)
+
+    monkeypatch.setattr(
+        "oscar_kv.transformers.calibrate_folder", lambda *_, **__: (Artefact(), ["a warning"])
+    )
+    for place, is_warned in ((folder, True), (tmp_path, False)):
+        out = str(place / "a.safetensors")
+        assert main(["calibrate", str(folder), "--text", "text.txt", "-o", out]) == 0
+        said = capfd.readouterr().err
+        assert ("vLLM takes every .safetensors file there" in " ".join(said.split())) == is_warned
+        assert "warning: a warning" in said
+        assert written.pop() == out
