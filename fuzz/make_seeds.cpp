@@ -45,7 +45,8 @@ void make(const fs::path& folder) {
   write(folder / "fuzz_artefact_edits" / "metadata", std::string("\2\4\5\0\x39\0\0\0", 8));
   write(folder / "fuzz_artefact_edits" / "gone", std::string("\3\6\0\0\0\0\0\0", 8));
   write(folder / "fuzz_kv_spec" / "method",
-        "oscar-plus:k3v2,sink=0,recent=512,group=64,no-hadamard,no-clip,no-mean,unbiased,float");
+        "oscar-plus:k3v2,sink=0,recent=512,group=64,no-u,no-p,no-hadamard,no-clip,no-mean,unbiased,"
+        "float");
   write(folder / "fuzz_kv_spec" / "file", "c:/a.safetensors:k16v16");
   write(folder / "fuzz_kv_spec" / "host", "q8_0");
 }

@@ -83,10 +83,13 @@ typedef struct oscar_model {
 /* kv: METHOD or FILE, then ':' and comma-separated options, as the program's --kv takes them:
  *   "quarot", "naive:k16v16", "model.oscar.safetensors:k3v2,sink=0,recent=128"
  * METHOD is one that needs no calibration (naive, quarot, kivi, ...); FILE is an artefact that the
- * command `oscar calibrate` wrote. Options: kKvV                                   bits of keys and
- * values: 2, 3, 4, 16 sink=N recent=N                        tokens with exact copies group=N
- * channels a scale no-hadamard no-clip no-mean unbiased   leave a part out; unbiased key scale
- *   float                                  attention on codes in single precision, not in integers
+ * command `oscar calibrate` wrote. Options:
+ *   - kKvV: bits of keys and values, each 2, 3, 4, 16
+ *   - sink=N, recent=N: tokens with exact copies
+ *   - group=N: channels that share a scale
+ *   - no-u, no-p, no-hadamard, no-clip, no-mean: leave a part out
+ *   - unbiased: the unbiased key scale
+ *   - float: attention on codes in single precision, not in integers
  *
  * model: required for a METHOD. For a FILE it may be NULL; otherwise the file must be for this
  * shape (OSCAR_MISMATCH).

@@ -50,7 +50,7 @@ std::optional<std::int64_t> side_bytes_for(const Config& config, Side side, int 
     layer.head_dim_k = layer.head_dim_v = head_dim;
     if (config.artefact == nullptr) {
       KvSpec spec = config.spec;
-      spec.no_hadamard = spec.no_clip = spec.no_mean = false;
+      spec.keep_all_parts();
       calibrate::apply_kv_spec(spec, &artefact);
     }
     const bool keys = side == Side::kKeys;

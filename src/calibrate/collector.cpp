@@ -115,6 +115,22 @@ LayerStatistics& Collector::layer_for(int layer, const LayerShape& shape) {
   return stats;
 }
 
+void Collector::add_covariance(const float* rows, std::int64_t token_stride, int head_dim,
+                               std::int64_t num_tokens, std::vector<double>* sum) {
+  sum->resize(static_cast<std::size_t>(head_dim) * head_dim);
+  row_block_.resize(static_cast<std::size_t>(kBlockRows) * head_dim);
+  std::int64_t num_rows = 0;
+  for (std::int64_t token = 0; token < num_tokens; ++token) {
+    const float* row = rows + token * token_stride;
+    if (!all_finite(row, head_dim)) continue;
+    std::copy_n(row, head_dim, row_block_.data() + num_rows * head_dim);
+    if (++num_rows < kBlockRows) continue;
+    add_outer_products(row_block_, num_rows, head_dim, &product_, sum);
+    num_rows = 0;
+  }
+  if (num_rows > 0) add_outer_products(row_block_, num_rows, head_dim, &product_, sum);
+}
+
 int Collector::rope_index(const RopeSpec* rope) {
   if (rope == nullptr || rope->inv_freq.empty()) return -1;
   const auto found = std::find(statistics_.ropes.begin(), statistics_.ropes.end(), *rope);
@@ -167,6 +183,12 @@ void Collector::on_keys(int layer, const LayerShape& shape, const RopeSpec* rope
       store(positions[token], slot, &stats.sample.key_positions);
     }
   }
+  if (options_.raw_targets) {
+    for (int head = 0; head < stats.shape.num_kv_heads; ++head) {
+      add_covariance(keys + head * head_stride, token_stride, dim, num_tokens,
+                     &stats.heads[head].key_covariance);
+    }
+  }
   stats.num_tokens = progress.keys;
   stats.sample.num_sinks = std::min(progress.keys, sampler.num_kept());
 }
@@ -196,6 +218,12 @@ void Collector::on_values(int layer, const LayerShape& shape, const float* value
       store(token_values, head_stride, stats.shape.num_kv_heads, dim, slot, &stats.sample.values);
     }
   }
+  if (options_.raw_targets) {
+    for (int head = 0; head < stats.shape.num_kv_heads; ++head) {
+      add_covariance(values + head * head_stride, token_stride, dim, num_tokens,
+                     &stats.heads[head].value_covariance);
+    }
+  }
 }
 
 void Collector::on_attention(int layer, const LayerShape& shape, float scale, const float* queries,
@@ -216,7 +244,7 @@ void Collector::on_attention(int layer, const LayerShape& shape, float scale, co
   }
   const int q_heads_per_kv_head = num_q_heads / num_kv_heads;
   stats.attention_scale = scale;
-  query_block_.resize(static_cast<std::size_t>(kBlockRows) * k_dim);
+  row_block_.resize(static_cast<std::size_t>(kBlockRows) * k_dim);
   output_block_.resize(static_cast<std::size_t>(kBlockRows) * v_dim);
   for (int kv_head = 0; kv_head < num_kv_heads; ++kv_head) {
     HeadStatistics& sums = stats.heads[kv_head];
@@ -224,7 +252,7 @@ void Collector::on_attention(int layer, const LayerShape& shape, float scale, co
     sums.output_covariance.resize(static_cast<std::size_t>(v_dim) * v_dim);
     std::int64_t num_rows = 0;
     const auto flush = [&] {
-      add_outer_products(query_block_, num_rows, k_dim, &product_, &sums.query_covariance);
+      add_outer_products(row_block_, num_rows, k_dim, &product_, &sums.query_covariance);
       add_outer_products(output_block_, num_rows, v_dim, &product_, &sums.output_covariance);
       sums.num_queries += num_rows;
       num_rows = 0;
@@ -238,7 +266,7 @@ void Collector::on_attention(int layer, const LayerShape& shape, float scale, co
           ++statistics_.num_non_finite;
           continue;
         }
-        std::copy_n(query, k_dim, query_block_.data() + num_rows * k_dim);
+        std::copy_n(query, k_dim, row_block_.data() + num_rows * k_dim);
         std::copy_n(output, v_dim, output_block_.data() + num_rows * v_dim);
         if (++num_rows == kBlockRows) flush();
       }

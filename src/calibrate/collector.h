@@ -27,9 +27,11 @@ struct HeadStatistics {
   std::vector<double> key_mean_sum;       // before RoPE, [head_dim_k]
   std::vector<double> key_square_sum;     // of each channel before RoPE, [head_dim_k]
   std::vector<double> value_mean_sum;     // [head_dim_v]
-  std::int64_t num_queries = 0;           // query rows (tokens × query heads of the group)
-  std::int64_t num_tokens = 0;            // rows in the key sums
-  std::int64_t num_values = 0;            // rows in the value sum
+  // KᵀK (keys after RoPE) and VᵀV, [head_dim_k]² and [head_dim_v]²; empty unless asked for.
+  std::vector<double> key_covariance, value_covariance;
+  std::int64_t num_queries = 0;  // query rows (tokens × query heads of the group)
+  std::int64_t num_tokens = 0;   // rows in the key sums
+  std::int64_t num_values = 0;   // rows in the value sum
 };
 
 // Sampled rows of one layer: the same tokens for every head and every layer, so that attention
@@ -62,6 +64,7 @@ struct CollectorOptions {
   std::int64_t sampled_keys = 512;     // a layer
   std::int64_t sampled_queries = 256;  // a layer
   std::uint64_t seed = 1;
+  bool raw_targets = false;  // also KᵀK and VᵀV
 };
 
 // Fed by the host in any order of layers; for one layer tokens come in order. Not thread-safe.
@@ -89,12 +92,15 @@ class Collector {
   };
 
   LayerStatistics& layer_for(int layer, const LayerShape& shape);
+  // sum += Σ row·rowᵀ over the finite rows of a head.
+  void add_covariance(const float* rows, std::int64_t token_stride, int head_dim,
+                      std::int64_t num_tokens, std::vector<double>* sum);
   int rope_index(const RopeSpec* rope);
 
   CollectorOptions options_;
   Statistics statistics_;
   std::map<int, Progress> progress_;
-  std::vector<float> query_block_, output_block_, product_;  // scratch of a rank update
+  std::vector<float> row_block_, output_block_, product_;  // scratch of a rank update
 };
 
 }  // namespace oscar::calibrate

@@ -157,7 +157,7 @@ Artefact fit(const Statistics& statistics, const ModelFingerprint& model,
     k_dims.push_back(stats.shape.head_dim_k);
     v_dims.push_back(stats.shape.head_dim_v);
   }
-  const Recipe recipe = recipe_for(options.method, k_dims, v_dims);
+  const Recipe recipe = recipe_for(options.method, options.variant, k_dims, v_dims);
   const auto tables = rope_tables(statistics);
   const std::vector<LayerInput> inputs = layer_inputs(statistics, tables);
 
@@ -170,6 +170,7 @@ Artefact fit(const Statistics& statistics, const ModelFingerprint& model,
   artefact.k_quant = recipe.k_quant;
   artefact.v_quant = recipe.v_quant;
   artefact.hadamard = true;
+  artefact.bit_reversal = !recipe.variant.no_permutation;
   artefact.ropes = statistics.ropes;
   std::int64_t num_tokens = 0;
   bool windowed = true;
@@ -183,6 +184,7 @@ Artefact fit(const Statistics& statistics, const ModelFingerprint& model,
     artefact.key_smoothing =
         artefact.key_smoothing || recipe.key_candidates[layer.key_choice] == KeyBasis::kSmoothed;
   }
+  if (recipe.variant.any()) artefact.info["fit.ablation"] = recipe.variant.text();
   artefact.info["fit.tokens"] = std::to_string(num_tokens);
   artefact.info["fit.rows_left_out"] = std::to_string(statistics.num_non_finite);
   artefact.info["fit.windows"] = windowed ? "sink and recent tokens judged as exact"

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "base/error.h"
-#include "methods/hadamard.h"
 
 namespace oscar::calibrate {
 namespace {
@@ -26,26 +26,41 @@ void average_pairs(const RopeSpec& spec, double gain, VectorD* power) {
   }
 }
 
-// s_f = (E|k − mean|² / E q²)^¼, for each RoPE pair; for each channel where there is no rotation.
-// A pair's power is the same before and after RoPE but for its magnitude.
-VectorD smoothing_factors(const HeadStatistics& stats, const MatrixD& query_covariance,
-                          const RopeTable* rope) {
+Eigen::Map<const MatrixD> as_matrix(const std::vector<double>& values, Eigen::Index dim) {
+  return {values.data(), dim, dim};
+}
+
+// E|k − mean|² of each channel before RoPE.
+VectorD key_variance(const HeadStatistics& stats) {
   const auto head_dim = static_cast<Eigen::Index>(stats.key_mean_sum.size());
   const auto count = static_cast<double>(stats.num_tokens);
   const Eigen::Map<const VectorD> sum(stats.key_mean_sum.data(), head_dim);
   const Eigen::Map<const VectorD> square_sum(stats.key_square_sum.data(), head_dim);
-  VectorD key_power = (square_sum / count - (sum / count).cwiseAbs2()).cwiseMax(0.0);
-  VectorD query_power = query_covariance.diagonal();
+  return (square_sum / count - (sum / count).cwiseAbs2()).cwiseMax(0.0);
+}
+
+VectorD query_variance(const HeadStatistics& stats) {
+  const auto head_dim = static_cast<Eigen::Index>(stats.key_mean_sum.size());
+  return as_matrix(stats.query_covariance, head_dim).diagonal() /
+         static_cast<double>(stats.num_queries);
+}
+
+// s_f = (E|k − mean|² / E q²)^¼, for each RoPE pair; for each channel where there is no rotation.
+// A pair's power is the same before and after RoPE but for its magnitude. Over several heads: of
+// their mean powers.
+VectorD smoothing_factors(std::span<const HeadStatistics> heads, const RopeTable* rope) {
+  VectorD key_power = key_variance(heads.front());
+  VectorD query_power = query_variance(heads.front());
+  for (const HeadStatistics& head : heads.subspan(1)) {
+    key_power += key_variance(head);
+    query_power += query_variance(head);
+  }
   if (rope != nullptr) {
     const double magnitude = static_cast<double>(rope->spec().magnitude);
     average_pairs(rope->spec(), magnitude * magnitude, &key_power);
     average_pairs(rope->spec(), 1.0, &query_power);
   }
   return floored(key_power).cwiseQuotient(floored(query_power)).array().pow(0.25);
-}
-
-Eigen::Map<const MatrixD> as_matrix(const std::vector<double>& values, Eigen::Index dim) {
-  return {values.data(), dim, dim};
 }
 
 }  // namespace
@@ -60,37 +75,41 @@ const char* key_basis_name(KeyBasis basis) {
 }
 
 KeyHead key_head(const LayerStatistics& stats, const SampleGeometry& geometry,
-                 const HeadSample& sample, int kv_head, const RopeTable* rope, bool subtract_mean,
-                 const std::string& name) {
+                 const HeadSample& sample, int kv_head, const RotationTargets& targets,
+                 const KeyHeadOptions& options) {
   const HeadStatistics& sums = stats.heads[kv_head];
   const int head_dim = stats.shape.head_dim_k;
   KeyHead head;
-  head.name = name;
+  head.name = options.name;
   head.covariance =
       as_matrix(sums.query_covariance, head_dim) / static_cast<double>(sums.num_queries);
-  head.basis = eigenbasis(sums.query_covariance, static_cast<double>(sums.num_queries), head_dim,
-                          name + ", C_Q");
+  const CovarianceSum& target = targets.keys[kv_head];
+  head.basis = eigenbasis(target.sum, static_cast<double>(target.count), head_dim,
+                          options.name + ", " + targets.key_name);
   head.mean = (Eigen::Map<const VectorD>(sums.key_mean_sum.data(), head_dim) /
                static_cast<double>(sums.num_tokens))
                   .cast<float>();
-  head.smoothing = smoothing_factors(sums, head.covariance, rope);
+  const std::span<const HeadStatistics> heads = stats.heads;
+  head.smoothing = smoothing_factors(
+      options.shared_smoothing ? heads : heads.subspan(static_cast<std::size_t>(kv_head), 1),
+      options.rope);
   head.centred = sample.keys;
   VectorF mean(head_dim);
   for (std::size_t i = 0; i < geometry.keys.size(); ++i) {
     mean = head.mean;
-    if (rope != nullptr) {
-      rope->rotate(mean.data(), stats.sample.key_positions[geometry.keys[i]]);
+    if (options.rope != nullptr) {
+      options.rope->rotate(mean.data(), stats.sample.key_positions[geometry.keys[i]]);
     }
     head.centred.row(static_cast<Eigen::Index>(i)) -= mean.transpose();
   }
-  head.stored = subtract_mean ? head.centred : sample.keys;
+  head.stored = options.subtract_mean ? head.centred : sample.keys;
   head.first_coded = first_coded_key(stats, geometry);
   return head;
 }
 
-KeyTransform key_transform(KeyBasis basis, const KeyHead& head) {
+KeyTransform key_transform(KeyBasis basis, const KeyHead& head,
+                           const std::vector<double>& mix_values) {
   const auto head_dim = static_cast<int>(head.mean.size());
-  const std::vector<double> mix_values = methods::hadamard_times_p_double(head_dim);
   const Eigen::Map<const MatrixD> mix(mix_values.data(), head_dim, head_dim);
   KeyTransform transform;
   switch (basis) {

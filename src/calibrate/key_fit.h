@@ -2,12 +2,14 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "calibrate/clip_fit.h"
 #include "calibrate/collector.h"
 #include "calibrate/eigenbasis.h"
 #include "calibrate/head_sample.h"
 #include "calibrate/matrix.h"
+#include "calibrate/rotation_target.h"
 #include "kernels/rope_table.h"
 #include "methods/definition.h"
 
@@ -20,7 +22,7 @@ const char* key_basis_name(KeyBasis basis);
 struct KeyHead {
   std::string name;    // "layer 3, KV head 1"
   MatrixD covariance;  // C_Q
-  Eigenbasis basis;    // of C_Q
+  Eigenbasis basis;    // of the target: C_Q, unless an ablation says otherwise
   VectorF mean;        // [head_dim] before RoPE; after RoPE where that is not known
   VectorD smoothing;   // s: [head_dim], equal within a RoPE pair
   MatrixF centred;     // sampled keys after RoPE, less the mean at their position
@@ -28,17 +30,24 @@ struct KeyHead {
   std::int64_t first_coded = 0;  // rows before it are exact at run time
 };
 
-// rope: null where the layer's RoPE is not known.
+struct KeyHeadOptions {
+  const RopeTable* rope = nullptr;  // null: the layer's RoPE is not known
+  bool subtract_mean = false;
+  bool shared_smoothing = false;  // one s for all KV heads of the layer
+  std::string name;
+};
+
 KeyHead key_head(const LayerStatistics& stats, const SampleGeometry& geometry,
-                 const HeadSample& sample, int kv_head, const RopeTable* rope, bool subtract_mean,
-                 const std::string& name);
+                 const HeadSample& sample, int kv_head, const RotationTargets& targets,
+                 const KeyHeadOptions& options);
 
 struct KeyTransform {
   MatrixF key;    // k̃ = k · this
   MatrixF query;  // q̃ = q · this; equal to `key` where that is orthogonal
 };
 
-KeyTransform key_transform(KeyBasis basis, const KeyHead& head);
+// mix: H·P, or H, [head_dim]².
+KeyTransform key_transform(KeyBasis basis, const KeyHead& head, const std::vector<double>& mix);
 
 // Fits the clip for the layout's bits; the error is Σ E[(q·(k − k̂))²] over the coded rows.
 ClipFit fit_key_clip(const KeyHead& head, const KeyTransform& transform, const PlaneLayout& layout,

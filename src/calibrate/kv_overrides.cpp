@@ -1,5 +1,4 @@
 // A --kv specification's options, applied to a copy of an artefact in memory.
-#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -7,43 +6,14 @@
 #include "base/error.h"
 #include "calibrate/group_size.h"
 #include "calibrate/methods.h"
-#include "format/plane_layout.h"
+#include "calibrate/transform_edits.h"
 #include "methods/definition.h"
-#include "methods/hadamard.h"
 
 namespace oscar::calibrate {
 namespace {
 
 [[noreturn]] void refuse(const std::string& what) {
   throw Error(ErrorCode::kInvalidArgument, what);
-}
-
-// matrices [num_heads][head_dim][head_dim] ← matrix · (H·P)ᵀ, summed in double.
-void remove_hadamard(int head_dim, std::vector<float>* matrices) {
-  const std::vector<double> mix = methods::hadamard_times_p_double(head_dim);
-  std::vector<float> row(static_cast<std::size_t>(head_dim));
-  for (std::size_t begin = 0; begin < matrices->size(); begin += row.size()) {
-    for (int j = 0; j < head_dim; ++j) {
-      double sum = 0;
-      for (int i = 0; i < head_dim; ++i) {
-        sum += static_cast<double>((*matrices)[begin + i]) *
-               mix[static_cast<std::size_t>(j) * head_dim + i];
-      }
-      row[j] = static_cast<float>(sum);
-    }
-    std::copy(row.begin(), row.end(), matrices->begin() + static_cast<std::ptrdiff_t>(begin));
-  }
-}
-
-// Each of the matrices [num_heads][head_dim][head_dim] in place.
-void transpose(int head_dim, std::vector<float>* matrices) {
-  const std::size_t size = static_cast<std::size_t>(head_dim) * head_dim;
-  for (std::size_t begin = 0; begin < matrices->size(); begin += size) {
-    float* matrix = matrices->data() + begin;
-    for (int i = 0; i < head_dim; ++i) {
-      for (int j = 0; j < i; ++j) std::swap(matrix[i * head_dim + j], matrix[j * head_dim + i]);
-    }
-  }
 }
 
 void set_bits(int bits, const char* side, QuantSpec* quant) {
@@ -87,39 +57,6 @@ void clamp_groups(Artefact* artefact) {
   artefact->v_quant.group_size = common_group_size(v_dims, artefact->v_quant.group_size);
 }
 
-void set_identity(int head_dim, std::vector<float>* matrices) {
-  for (std::size_t i = 0; i < matrices->size(); ++i) {
-    const std::size_t entry = i % (static_cast<std::size_t>(head_dim) * head_dim);
-    (*matrices)[i] = entry % (static_cast<std::size_t>(head_dim) + 1) == 0 ? 1.0f : 0.0f;
-  }
-}
-
-// What a data-free method rotates by is the Hadamard and nothing else.
-void reset_transforms(Artefact* artefact) {
-  for (ArtefactLayer& layer : artefact->layers) {
-    set_identity(layer.head_dim_k, &layer.k_transform);
-    set_identity(layer.head_dim_v, &layer.v_transform);
-  }
-}
-
-void drop_hadamard(Artefact* artefact) {
-  if (!artefact->hadamard) {
-    refuse(std::string("no-hadamard: the transforms of ") + method_name(artefact->method) +
-           " hold no Hadamard; leave the option out");
-  }
-  artefact->hadamard = false;
-  if (!methods::definition(artefact->method).calibrated) return reset_transforms(artefact);
-  for (ArtefactLayer& layer : artefact->layers) {
-    remove_hadamard(layer.head_dim_k, &layer.k_transform);
-    remove_hadamard(layer.head_dim_k, &layer.k_transform_inverse_transposed);
-    remove_hadamard(layer.head_dim_v, &layer.v_transform);
-    // o = õ·v_inverse: here H·P is the first factor, of the transpose the last.
-    transpose(layer.head_dim_v, &layer.v_inverse);
-    remove_hadamard(layer.head_dim_v, &layer.v_inverse);
-    transpose(layer.head_dim_v, &layer.v_inverse);
-  }
-}
-
 void drop_clip(Artefact* artefact) {
   bool any = false;
   for (ArtefactLayer& layer : artefact->layers) {
@@ -156,6 +93,11 @@ void apply_kv_spec(const KvSpec& spec, Artefact* artefact) {
   if (spec.v_bits) set_bits(*spec.v_bits, "value", &artefact->v_quant);
   if (spec.group_size) set_group(*spec.group_size, artefact);
   clamp_groups(artefact);
+  if (spec.no_permutation && spec.no_hadamard) {
+    refuse("no-p: without the Hadamard there is nothing to order; leave out no-p or no-hadamard");
+  }
+  if (spec.no_eigenbasis) drop_eigenbasis(artefact);
+  if (spec.no_permutation) drop_permutation(artefact);
   if (spec.no_hadamard) drop_hadamard(artefact);
   if (spec.no_clip) drop_clip(artefact);
   if (spec.no_mean) drop_means(artefact);

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <string>
 
@@ -146,6 +147,80 @@ TEST(KvOverrides, SmoothingWithoutHadamardIsDiagonal) {
   }
 }
 
+// Everything of the artefact that an option about transforms must leave alone.
+void expect_same_but_transforms(const Artefact& a, const Artefact& b) {
+  EXPECT_EQ(a.k_quant, b.k_quant);
+  EXPECT_EQ(a.v_quant, b.v_quant);
+  EXPECT_EQ(a.hadamard, b.hadamard);
+  ASSERT_EQ(a.layers.size(), b.layers.size());
+  for (std::size_t i = 0; i < a.layers.size(); ++i) {
+    EXPECT_EQ(a.layers[i].k_clip, b.layers[i].k_clip);
+    EXPECT_EQ(a.layers[i].v_clip, b.layers[i].v_clip);
+    EXPECT_EQ(a.layers[i].k_mean, b.layers[i].k_mean);
+    EXPECT_EQ(a.layers[i].v_mean, b.layers[i].v_mean);
+    EXPECT_EQ(a.layers[i].rope, b.layers[i].rope);
+  }
+}
+
+TEST(KvOverrides, WithoutTheEigenbasisItIsTheHadamard) {
+  const Artefact with = calibrated(Method::kOscar);
+  Artefact without = with;
+  apply_kv_spec(parse_kv_spec("a.safetensors:no-u"), &without);
+  expect_same_but_transforms(with, without);
+  const std::vector<float> mix = methods::hadamard_times_p(64);
+  for (std::size_t i = 0; i < 2 * mix.size(); ++i) {
+    ASSERT_EQ(without.layers[0].k_transform[i], mix[i % mix.size()]);
+    ASSERT_EQ(without.layers[0].v_transform[i], mix[i % mix.size()]);
+  }
+  EXPECT_NE(refusal("a.safetensors:no-u", without).find("no eigenbasis"), std::string::npos);
+}
+
+TEST(KvOverrides, WithoutTheEigenbasisSmoothingStays) {
+  const Artefact with = calibrated(Method::kOscarPlus);
+  ASSERT_FALSE(with.layers[0].k_transform_inverse_transposed.empty());
+  Artefact without = with;
+  without.layers[0].v_transform[1] += 0.1f;  // no longer the mix: something to leave out
+  apply_kv_spec(parse_kv_spec("a.safetensors:no-u"), &without);
+  expect_same_but_transforms(with, without);
+  EXPECT_EQ(with.layers[0].k_transform, without.layers[0].k_transform);
+  EXPECT_EQ(with.layers[0].k_transform_inverse_transposed,
+            without.layers[0].k_transform_inverse_transposed);
+}
+
+TEST(KvOverrides, WithoutThePermutationChannelsAreInHadamardsOrder) {
+  for (const Method method : {Method::kOscar, Method::kOscarPlus}) {
+    const Artefact with = calibrated(method);
+    Artefact without = with;
+    apply_kv_spec(parse_kv_spec("a.safetensors:no-p"), &without);
+    expect_same_but_transforms(with, without);
+    EXPECT_FALSE(without.bit_reversal);
+    // H·P holds column rev(j) of H in place j: the sign of H's entry (i, j) is the parity of i & j.
+    const std::vector<float> mix = methods::hadamard_times_p(64);
+    Artefact quarot_without = quarot();
+    apply_kv_spec(parse_kv_spec("quarot:no-p"), &quarot_without);
+    for (int i = 0; i < 64; ++i) {
+      for (int j = 0; j < 64; ++j) {
+        const float sign = std::popcount(static_cast<unsigned>(i & j)) % 2 == 0 ? 1.0f : -1.0f;
+        ASSERT_EQ(quarot_without.layers[0].k_transform[i * 64 + j], sign * 0.125f);
+        int place = 0;  // where P puts column j
+        while (mix[i * 64 + place] != quarot_without.layers[0].k_transform[i * 64 + j] ||
+               with.layers[0].k_transform[place] != without.layers[0].k_transform[j]) {
+          ASSERT_LT(++place, 64);
+        }
+      }
+    }
+    // The same rotation without H, whether P was there or not.
+    Artefact u = with, u_without = without;
+    apply_kv_spec(parse_kv_spec("a.safetensors:no-hadamard"), &u);
+    apply_kv_spec(parse_kv_spec("a.safetensors:no-hadamard"), &u_without);
+    for (std::size_t i = 0; i < u.layers[0].k_transform.size(); ++i) {
+      ASSERT_NEAR(u.layers[0].k_transform[i], u_without.layers[0].k_transform[i], 1e-5f);
+    }
+    EXPECT_NE(refusal("a.safetensors:no-p", without).find("no-p"), std::string::npos);
+    EXPECT_NE(refusal("a.safetensors:no-p,no-hadamard", with).find("no-p"), std::string::npos);
+  }
+}
+
 TEST(KvOverrides, LeaveOutClipAndMeans) {
   Artefact artefact = calibrated(Method::kOscarPlus);
   apply_kv_spec(parse_kv_spec("a.safetensors:no-clip,no-mean"), &artefact);
@@ -163,6 +238,10 @@ TEST(KvOverrides, RefuseWhatDoesNotFit) {
             std::string::npos);
   EXPECT_NE(refusal("quarot:no-clip", quarot()).find("no-clip"), std::string::npos);
   EXPECT_NE(refusal("quarot:no-mean", quarot()).find("no-mean"), std::string::npos);
+  EXPECT_NE(refusal("quarot:no-u", quarot()).find("no eigenbasis"), std::string::npos);
+  EXPECT_NE(refusal("naive:no-p", naive).find("no-p: naive"), std::string::npos);
+  const Artefact odd = make_data_free(Method::kQuarot, {}, {layer_of(0, 64, 96)});
+  EXPECT_NE(refusal("quarot:no-p", odd).find("head size 96"), std::string::npos);
   EXPECT_NE(refusal("quarot:k16v2,unbiased", quarot()).find("unbiased"), std::string::npos);
   const Artefact mixed =
       make_data_free(Method::kQuarot, {}, {layer_of(0, 64, 64), layer_of(5, 64, 96)});

@@ -1,6 +1,7 @@
 #include "calibrate/layer_fit.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <string>
 
@@ -8,6 +9,7 @@
 #include "calibrate/group_size.h"
 #include "calibrate/methods.h"
 #include "kernels/kernels.h"
+#include "methods/hadamard.h"
 
 namespace oscar::calibrate {
 namespace {
@@ -72,9 +74,29 @@ std::size_t choose(const std::vector<double>& scores) {
   return *lowest < kMargin * scores.front() ? static_cast<std::size_t>(lowest - scores.begin()) : 0;
 }
 
+// U·H·P becomes H·P, once.
+template <typename Basis>
+void replace_rotated(Basis rotated, Basis plain, std::vector<Basis>* candidates) {
+  std::replace(candidates->begin(), candidates->end(), rotated, plain);
+  std::vector<Basis> distinct;
+  for (const Basis basis : *candidates) {
+    if (std::find(distinct.begin(), distinct.end(), basis) == distinct.end())
+      distinct.push_back(basis);
+  }
+  *candidates = std::move(distinct);
+}
+
+void check_permuted(int head_dim) {
+  if (std::has_single_bit(static_cast<unsigned>(head_dim))) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "no-p: head size " + std::to_string(head_dim) +
+                  " is no power of two, and its channels are not in bit-reversed order");
+}
+
 }  // namespace
 
-Recipe recipe_for(Method method, const std::vector<int>& k_dims, const std::vector<int>& v_dims) {
+Recipe recipe_for(Method method, const FitVariant& variant, const std::vector<int>& k_dims,
+                  const std::vector<int>& v_dims) {
   Recipe recipe;
   const methods::Definition& definition = methods::definition(method);
   if (!definition.calibrated) {
@@ -87,7 +109,23 @@ Recipe recipe_for(Method method, const std::vector<int>& k_dims, const std::vect
   const DefaultQuants quants = default_quants(method, k_dims, v_dims);
   recipe.k_quant = quants.k;
   recipe.v_quant = quants.v;
+  check_fit_variant(variant, method);
+  recipe.variant = variant;
+  if (variant.no_eigenbasis) {
+    replace_rotated(KeyBasis::kRotated, KeyBasis::kHadamard, &recipe.key_candidates);
+    replace_rotated(ValueBasis::kRotated, ValueBasis::kHadamard, &recipe.value_candidates);
+  }
+  if (variant.no_permutation) {
+    for (const std::vector<int>* dims : {&k_dims, &v_dims}) {
+      for (const int head_dim : *dims) check_permuted(head_dim);
+    }
+  }
   return recipe;
+}
+
+std::vector<double> Recipe::mix(int head_dim) const {
+  return variant.no_permutation ? methods::hadamard_double(head_dim)
+                                : methods::hadamard_times_p_double(head_dim);
 }
 
 DefaultQuants default_quants(Method method, const std::vector<int>& k_dims,
@@ -140,6 +178,10 @@ LayerFit fit_layer(const LayerInput& input, const Recipe& recipe) {
   const auto k_layout = [&](int bits) { return layout_of(recipe.k_quant, bits, shape.head_dim_k); };
   const auto v_layout = [&](int bits) { return layout_of(recipe.v_quant, bits, shape.head_dim_v); };
 
+  const RotationTargets targets = rotation_targets(stats, recipe.variant);
+  const std::vector<double> k_mix = recipe.mix(shape.head_dim_k);
+  const std::vector<double> v_mix = recipe.mix(shape.head_dim_v);
+
   LayerFit fit;
   fit.windowed = geometry.windowed;
   fit.key_scores.resize(recipe.key_candidates.size());
@@ -150,11 +192,14 @@ LayerFit fit_layer(const LayerInput& input, const Recipe& recipe) {
     HeadFit& head = heads[kv_head];
     const std::string name = head_name(input.layer, kv_head);
     head.sample = head_sample(stats, geometry, kv_head);
-    head.keys =
-        key_head(stats, geometry, head.sample, kv_head, input.rope, recipe.subtract_key_mean, name);
-    head.values = value_head(stats, geometry, head.sample, kv_head, false, name);
+    head.keys = key_head(stats, geometry, head.sample, kv_head, targets,
+                         {.rope = input.rope,
+                          .subtract_mean = recipe.subtract_key_mean,
+                          .shared_smoothing = recipe.variant.per_layer,
+                          .name = name});
+    head.values = value_head(stats, geometry, head.sample, kv_head, targets, false, name);
     for (std::size_t i = 0; i < recipe.key_candidates.size(); ++i) {
-      const KeyTransform transform = key_transform(recipe.key_candidates[i], head.keys);
+      const KeyTransform transform = key_transform(recipe.key_candidates[i], head.keys, k_mix);
       const PlaneLayout layout = k_layout(recipe.k_quant.bits);
       head.key_clips.push_back(fit_key_clip(head.keys, transform, layout, &codec));
       fit.key_scores[i] += attention_divergence(head.keys, transform, head.key_clips.back().ratio,
@@ -162,7 +207,7 @@ LayerFit fit_layer(const LayerInput& input, const Recipe& recipe) {
                            shape.num_kv_heads;
     }
     for (std::size_t i = 0; i < recipe.value_candidates.size(); ++i) {
-      const MatrixF transform = value_transform(recipe.value_candidates[i], head.values);
+      const MatrixF transform = value_transform(recipe.value_candidates[i], head.values, v_mix);
       head.value_clips.push_back(
           fit_value_clip(head.values, transform, v_layout(recipe.v_quant.bits), &codec));
       fit.value_scores[i] += head.value_clips.back().error;
@@ -184,7 +229,7 @@ LayerFit fit_layer(const LayerInput& input, const Recipe& recipe) {
   const KeyBasis key_basis = recipe.key_candidates[fit.key_choice];
   const ValueBasis value_basis = recipe.value_candidates[fit.value_choice];
   const auto output_error_of = [&](const HeadFit& head) {
-    return output_error(head.values, value_transform(value_basis, head.values),
+    return output_error(head.values, value_transform(value_basis, head.values, v_mix),
                         head.value_clips[fit.value_choice].ratio, v_layout(recipe.v_quant.bits),
                         head.sample, geometry, &codec);
   };
@@ -195,9 +240,10 @@ LayerFit fit_layer(const LayerInput& input, const Recipe& recipe) {
     double centred_error = 0;
     for (int kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
       HeadFit& head = centred[kv_head];
-      head.values = value_head(stats, geometry, head.sample, kv_head, true, head.values.name);
+      head.values =
+          value_head(stats, geometry, head.sample, kv_head, targets, true, head.values.name);
       head.value_clips[fit.value_choice] =
-          fit_value_clip(head.values, value_transform(value_basis, head.values),
+          fit_value_clip(head.values, value_transform(value_basis, head.values, v_mix),
                          v_layout(recipe.v_quant.bits), &codec);
       centred_error += output_error_of(head);
     }
@@ -208,8 +254,8 @@ LayerFit fit_layer(const LayerInput& input, const Recipe& recipe) {
     }
   }
   for (const HeadFit& head : heads) {
-    const KeyTransform key = key_transform(key_basis, head.keys);
-    const MatrixF value = value_transform(value_basis, head.values);
+    const KeyTransform key = key_transform(key_basis, head.keys, k_mix);
+    const MatrixF value = value_transform(value_basis, head.values, v_mix);
     const ClipFit& key_clip = head.key_clips[fit.key_choice];
     const ClipFit& value_clip = head.value_clips[fit.value_choice];
     append(key.key, &layer.k_transform);

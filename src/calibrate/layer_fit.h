@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "calibrate/collector.h"
+#include "calibrate/fit_variant.h"
 #include "calibrate/key_fit.h"
 #include "calibrate/value_fit.h"
 #include "format/artefact.h"
@@ -14,10 +15,15 @@ namespace oscar::calibrate {
 struct Recipe : methods::Recipe {
   Method method = Method::kOscarPlus;
   QuantSpec k_quant, v_quant;
+  FitVariant variant;
+
+  std::vector<double> mix(int head_dim) const;  // H·P, or H where the variant leaves P out
 };
 
-// Throws Error(kInvalidArgument) for methods that need no calibration. head_dims: of all layers.
-Recipe recipe_for(Method method, const std::vector<int>& k_dims, const std::vector<int>& v_dims);
+// Throws Error(kInvalidArgument) for methods that need no calibration, and for a variant that
+// leaves out what the method or a head size does not have. head_dims: of all layers.
+Recipe recipe_for(Method method, const FitVariant& variant, const std::vector<int>& k_dims,
+                  const std::vector<int>& v_dims);
 
 struct LayerInput {
   int layer = 0;

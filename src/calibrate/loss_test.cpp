@@ -11,9 +11,12 @@
 #include "calibrate/key_fit.h"
 #include "calibrate/methods.h"
 #include "calibrate/value_fit.h"
+#include "methods/hadamard.h"
 
 namespace oscar::calibrate {
 namespace {
+
+const std::vector<double> kMix = methods::hadamard_times_p_double(64);
 
 MatrixF gaussian_rows(int num_rows, int dim, std::uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -166,8 +169,9 @@ TEST(Loss, DivergenceIsTheKlOfAttention) {
   const SampleGeometry geometry = sample_geometry(0, stats);
   EXPECT_FALSE(geometry.windowed);
   const HeadSample sample = head_sample(stats, geometry, 1);
-  const KeyHead head = key_head(stats, geometry, sample, 1, &table, true, "head");
-  const KeyTransform transform = key_transform(KeyBasis::kHadamard, head);
+  const KeyHead head = key_head(stats, geometry, sample, 1, rotation_targets(stats, {}),
+                                {.rope = &table, .subtract_mean = true, .name = "head"});
+  const KeyTransform transform = key_transform(KeyBasis::kHadamard, head, kMix);
   TrialCodec codec(kernels::selected_kernel_set());
   const PlaneLayout layout{64, {4, 64, Codebook::kSymmetric, ScaleFit::kUnbiased}};
   const double measured =
@@ -217,14 +221,16 @@ TEST(Loss, ASampleSpeaksForTheText) {
     const SampleGeometry geometry = sample_geometry(0, stats);
     EXPECT_TRUE(geometry.windowed);
     const HeadSample sample = head_sample(stats, geometry, 0);
-    const KeyHead keys = key_head(stats, geometry, sample, 0, nullptr, true, "head");
-    const ValueHead values = value_head(stats, geometry, sample, 0, true, "head");
+    const RotationTargets targets = rotation_targets(stats, {});
+    const KeyHead keys =
+        key_head(stats, geometry, sample, 0, targets, {.subtract_mean = true, .name = "head"});
+    const ValueHead values = value_head(stats, geometry, sample, 0, targets, true, "head");
     TrialCodec codec(kernels::selected_kernel_set());
     const PlaneLayout layout{64, {2, 64, Codebook::kSymmetric, ScaleFit::kUnbiased}};
-    return std::pair(attention_divergence(keys, key_transform(KeyBasis::kHadamard, keys), 1.0f,
-                                          layout, sample, geometry, &codec),
-                     output_error(values, value_transform(ValueBasis::kHadamard, values), 1.0f,
-                                  layout, sample, geometry, &codec) /
+    return std::pair(attention_divergence(keys, key_transform(KeyBasis::kHadamard, keys, kMix),
+                                          1.0f, layout, sample, geometry, &codec),
+                     output_error(values, value_transform(ValueBasis::kHadamard, values, kMix),
+                                  1.0f, layout, sample, geometry, &codec) /
                          output_energy(sample, geometry));
   };
   const auto [all_keys, all_values] = errors(2048);

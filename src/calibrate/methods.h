@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "calibrate/collector.h"
+#include "calibrate/fit_variant.h"
 #include "format/artefact.h"
 #include "format/kv_spec.h"
 
@@ -13,6 +14,7 @@ namespace oscar::calibrate {
 
 struct FitOptions {
   Method method = Method::kOscarPlus;
+  FitVariant variant = {};  // what an ablation changes
   int num_threads = 1;
   // Called from worker threads, one at a time; false stops with Error(kInterrupted).
   std::function<bool(int layers_done, int num_layers)> progress = {};

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "methods/hadamard.h"
 
 namespace oscar::calibrate {
 namespace {
@@ -25,14 +24,15 @@ const char* value_basis_name(ValueBasis basis) {
 }
 
 ValueHead value_head(const LayerStatistics& stats, const SampleGeometry& geometry,
-                     const HeadSample& sample, int kv_head, bool subtract_mean,
-                     const std::string& name) {
+                     const HeadSample& sample, int kv_head, const RotationTargets& targets,
+                     bool subtract_mean, const std::string& name) {
   const HeadStatistics& sums = stats.heads[kv_head];
   const int head_dim = stats.shape.head_dim_v;
   ValueHead head;
   head.name = name;
-  head.basis = eigenbasis(sums.output_covariance, static_cast<double>(sums.num_queries), head_dim,
-                          name + ", C_S");
+  const CovarianceSum& target = targets.values[kv_head];
+  head.basis = eigenbasis(target.sum, static_cast<double>(target.count), head_dim,
+                          name + ", " + targets.value_name);
   head.mean = (Eigen::Map<const VectorD>(sums.value_mean_sum.data(), head_dim) /
                static_cast<double>(sums.num_values))
                   .cast<float>();
@@ -48,9 +48,9 @@ ValueHead value_head(const LayerStatistics& stats, const SampleGeometry& geometr
   return head;
 }
 
-MatrixF value_transform(ValueBasis basis, const ValueHead& head) {
+MatrixF value_transform(ValueBasis basis, const ValueHead& head,
+                        const std::vector<double>& mix_values) {
   const auto head_dim = static_cast<int>(head.mean.size());
-  const std::vector<double> mix_values = methods::hadamard_times_p_double(head_dim);
   const Eigen::Map<const MatrixD> mix(mix_values.data(), head_dim, head_dim);
   if (basis == ValueBasis::kHadamard) return mix.cast<float>();
   return (head.basis.vectors * mix).cast<float>();

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "calibrate/clip_fit.h"
 #include "calibrate/collector.h"
 #include "calibrate/eigenbasis.h"
 #include "calibrate/head_sample.h"
 #include "calibrate/matrix.h"
+#include "calibrate/rotation_target.h"
 #include "methods/definition.h"
 
 namespace oscar::calibrate {
@@ -17,7 +19,7 @@ const char* value_basis_name(ValueBasis basis);
 
 struct ValueHead {
   std::string name;
-  Eigenbasis basis;     // of C_S
+  Eigenbasis basis;     // of the target: C_S, unless an ablation says otherwise
   VectorF mean;         // [head_dim]
   MatrixF centred;      // sampled values, less the mean
   MatrixF stored;       // sampled values, less the mean where the method subtracts it
@@ -26,11 +28,11 @@ struct ValueHead {
 };
 
 ValueHead value_head(const LayerStatistics& stats, const SampleGeometry& geometry,
-                     const HeadSample& sample, int kv_head, bool subtract_mean,
-                     const std::string& name);
+                     const HeadSample& sample, int kv_head, const RotationTargets& targets,
+                     bool subtract_mean, const std::string& name);
 
-// v̂ = ṽ · thisᵀ: orthogonal.
-MatrixF value_transform(ValueBasis basis, const ValueHead& head);
+// v̂ = ṽ · thisᵀ: orthogonal. mix: H·P, or H, [head_dim]².
+MatrixF value_transform(ValueBasis basis, const ValueHead& head, const std::vector<double>& mix);
 
 // Fits the clip for the layout's bits; the error is the weighted squared error of the coded rows.
 ClipFit fit_value_clip(const ValueHead& head, const MatrixF& transform, const PlaneLayout& layout,

@@ -89,26 +89,27 @@ std::string utc_now() {
   return text;
 }
 
-void add_info(const std::vector<const TextFile*>& texts, const CalibrationOptions& options,
-              const std::string& model_path, CalibrationResult* result) {
+std::map<std::string, std::string> text_info(const std::vector<const TextFile*>& texts,
+                                             const std::string& model_path, std::uint64_t seed) {
   Hasher hasher;
   std::string names;
   for (const TextFile* text : texts) {
     hasher.update(text->bytes().data(), text->bytes().size());
     names += (names.empty() ? "" : ", ") + std::filesystem::path(text->path()).filename().string();
   }
-  auto& info = result->artefact.info;
-  info["text_hash"] = hasher.hex();
-  info["text_files"] = names;
-  info["tokens_used"] = std::to_string(result->tokens_used);
-  info["tokens_asked"] = std::to_string(result->tokens_asked);
-  info["seed"] = std::to_string(options.seed);
-  info["date"] = utc_now();
-  info["model_file"] = std::filesystem::path(model_path).filename().string();
-  info["llama_cpp"] = llama_version_text();
-  for (std::size_t i = 0; i < result->warnings.size(); ++i) {
-    info["warning." + std::to_string(i + 1)] = result->warnings[i];
-  }
+  return {{"text_hash", hasher.hex()},
+          {"text_files", names},
+          {"seed", std::to_string(seed)},
+          {"date", utc_now()},
+          {"model_file", std::filesystem::path(model_path).filename().string()},
+          {"llama_cpp", llama_version_text()}};
+}
+
+calibrate::CollectorOptions collector_options(const CalibrationOptions& options, bool raw_targets) {
+  calibrate::CollectorOptions result;
+  result.seed = options.seed;
+  result.raw_targets = raw_targets;
+  return result;
 }
 
 double squared_norm(const float* row, int size) {
@@ -183,30 +184,50 @@ std::vector<std::string> large_mean_warnings(const calibrate::Statistics& statis
   return warnings;
 }
 
-CalibrationResult calibrate_model(Workbench* workbench, const std::vector<const TextFile*>& texts,
-                                  const CalibrationOptions& options) {
+Calibration::Calibration(Workbench* workbench, const std::vector<const TextFile*>& texts,
+                         const CalibrationOptions& options, bool raw_targets)
+    : workbench_(workbench),
+      options_(options),
+      collector_(collector_options(options, raw_targets)) {
   check_packed_cache_supports(workbench->file());
   const Tokens tokens = gather(workbench, texts, options.num_tokens);
+  tokens_used_ = static_cast<std::int64_t>(tokens.ids.size());
+  tokens_asked_ = tokens.asked;
+  info_ = text_info(texts, workbench->file().path, options.seed);
+  run_model(workbench, tokens.ids, options, &collector_);
+}
+
+CalibrationResult Calibration::fit(Method method, const calibrate::FitVariant& variant) const {
   CalibrationResult result;
-  result.tokens_used = static_cast<std::int64_t>(tokens.ids.size());
-  result.tokens_asked = tokens.asked;
-  calibrate::CollectorOptions collector_options;
-  collector_options.seed = options.seed;
-  calibrate::Collector collector(collector_options);
-  run_model(workbench, tokens.ids, options, &collector);
-  result.warnings = large_mean_warnings(collector.statistics(), options.method);
-  if (options.stage) options.stage("fitting layers");
+  result.tokens_used = tokens_used_;
+  result.tokens_asked = tokens_asked_;
+  result.warnings = large_mean_warnings(collector_.statistics(), method);
+  if (options_.stage) options_.stage("fitting layers");
   calibrate::FitOptions fit_options;
-  fit_options.method = options.method;
-  fit_options.num_threads = workbench->num_threads();
+  fit_options.method = method;
+  fit_options.variant = variant;
+  fit_options.num_threads = workbench_->num_threads();
   fit_options.progress = [&](int done, int total) {
-    if (options.progress) options.progress(done, total);
-    return !workbench->host().stopped();
+    if (options_.progress) options_.progress(done, total);
+    return !workbench_->host().stopped();
   };
   result.artefact =
-      calibrate::fit(collector.statistics(), workbench->file().fingerprint, fit_options);
-  add_info(texts, options, workbench->file().path, &result);
+      calibrate::fit(collector_.statistics(), workbench_->file().fingerprint, fit_options);
+  auto& info = result.artefact.info;
+  for (const auto& [key, value] : info_) info[key] = value;
+  info["tokens_used"] = std::to_string(tokens_used_);
+  info["tokens_asked"] = std::to_string(tokens_asked_);
+  for (std::size_t i = 0; i < result.warnings.size(); ++i) {
+    info["warning." + std::to_string(i + 1)] = result.warnings[i];
+  }
   return result;
+}
+
+CalibrationResult calibrate_model(Workbench* workbench, const std::vector<const TextFile*>& texts,
+                                  const CalibrationOptions& options) {
+  calibrate::check_fit_variant(options.variant, options.method);
+  return Calibration(workbench, texts, options, options.variant.raw_target)
+      .fit(options.method, options.variant);
 }
 
 }  // namespace oscar::eval

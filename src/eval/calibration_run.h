@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "calibrate/collector.h"
+#include "calibrate/fit_variant.h"
 #include "eval/text.h"
 #include "eval/workbench.h"
 
@@ -21,6 +23,7 @@ inline constexpr double kLargeMeanKey = 8.0;
 
 struct CalibrationOptions {
   Method method = Method::kOscarPlus;
+  calibrate::FitVariant variant = {};  // what an ablation changes
   std::int64_t num_tokens = kDefaultCalibrationTokens;
   std::uint64_t seed = 1;
   // Tokens through the model, then layers fitted (stage "fitting layers"). May be null.
@@ -39,6 +42,23 @@ struct CalibrationResult {
 // fewer than kMinCalibrationTokens tokens, naming them and their counts.
 CalibrationResult calibrate_model(Workbench* workbench, const std::vector<const TextFile*>& texts,
                                   const CalibrationOptions& options);
+
+// One pass of the model over the texts, for several fits. The statistics stay in memory.
+class Calibration {
+ public:
+  // Of `options` the tokens, seed and progress count. raw_targets: what target=raw needs. Throws as
+  // calibrate_model does. The texts are used until the constructor returns.
+  Calibration(Workbench* workbench, const std::vector<const TextFile*>& texts,
+              const CalibrationOptions& options, bool raw_targets);
+  CalibrationResult fit(Method method, const calibrate::FitVariant& variant) const;
+
+ private:
+  Workbench* workbench_;
+  CalibrationOptions options_;
+  calibrate::Collector collector_;
+  std::map<std::string, std::string> info_;
+  std::int64_t tokens_used_ = 0, tokens_asked_ = 0;
+};
 
 // One line for every layer whose mean key is large (see kLargeMeanKey).
 std::vector<std::string> large_mean_warnings(const calibrate::Statistics& statistics,

@@ -84,7 +84,7 @@ Artefact artefact_for(const ModelLayers& model, const KvChoice& kv) {
       }
       artefact = calibrate::make_uncalibrated(spec.method, {}, shapes);
       // Leaving a part out changes no byte; whether there is such a part, the artefact will tell.
-      if (needs_calibration(kv)) spec.no_hadamard = spec.no_clip = spec.no_mean = false;
+      if (needs_calibration(kv)) spec.keep_all_parts();
     }
     calibrate::apply_kv_spec(spec, &artefact);
     return artefact;

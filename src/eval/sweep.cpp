@@ -25,7 +25,8 @@ const std::vector<Sweep>& sweeps() {
       {{"group", "channels that share a scale"}, true, {"group=16", "group=32", "group=64"}},
       {{"ablation", "each part of the method left out, or the unbiased key scale put in"},
        true,
-       {"no-hadamard", "no-clip", "no-mean", "unbiased", "no-mean,no-clip", "no-hadamard,no-clip"}},
+       {"no-u", "no-p", "no-hadamard", "no-clip", "no-mean", "unbiased", "no-mean,no-clip",
+        "no-hadamard,no-clip"}},
   };
   return list;
 }

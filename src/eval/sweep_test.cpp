@@ -30,7 +30,12 @@ TEST(Sweep, VariesWhatItSays) {
   const std::vector<std::string> windows = sweep_specs("windows", "quarot:k3v2");
   EXPECT_EQ(windows.front(), "quarot:k3v2,sink=0,recent=0");
   EXPECT_EQ(windows.back(), "quarot:k3v2,sink=256,recent=1024");
-  EXPECT_EQ(sweep_specs("ablation", "oscar-plus").front(), "oscar-plus");
+  const std::vector<std::string> ablation = sweep_specs("ablation", "oscar-plus");
+  EXPECT_EQ(ablation.front(), "oscar-plus");
+  for (const char* part : {"no-u", "no-p", "no-hadamard", "no-clip", "no-mean", "unbiased"}) {
+    const std::string spec = std::string("oscar-plus:") + part;
+    EXPECT_EQ(std::count(ablation.begin(), ablation.end(), spec), 1) << part;
+  }
   const std::vector<std::string> bits = sweep_specs("bits", "quarot");
   EXPECT_NE(std::find(bits.begin(), bits.end(), "quarot:k16v2"), bits.end());
 }

@@ -12,8 +12,8 @@ namespace {
 constexpr std::size_t kErrorBytes = 1024;
 
 // The artefact (of a file; otherwise made here) is of this model, and the options suit it. A method
-// that waits for calibration is judged by a data-free one of the same shapes; only whether it clips
-// and subtracts a mean shows later.
+// that waits for calibration is judged by a data-free one of the same shapes; only whether it has
+// an eigenbasis, clips and subtracts a mean shows later.
 void check_fits(const KvChoice& kv, Artefact artefact, const ModelFingerprint& model) {
   KvSpec spec = kv.spec;
   if (spec.kind == KvSpec::Kind::kFile) {
@@ -22,7 +22,7 @@ void check_fits(const KvChoice& kv, Artefact artefact, const ModelFingerprint& m
     const calibrate::LayerShape shape = {model.num_q_heads, model.num_kv_heads, model.head_dim_k,
                                          model.head_dim_v};
     artefact = calibrate::make_uncalibrated(spec.method, model, {{0, shape}});
-    if (needs_calibration(kv)) spec.no_clip = spec.no_mean = false;
+    if (needs_calibration(kv)) spec.no_eigenbasis = spec.no_clip = spec.no_mean = false;
   }
   calibrate::apply_kv_spec(spec, &artefact);
 }

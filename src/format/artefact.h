@@ -70,6 +70,7 @@ struct Artefact {
   QuantSpec k_quant,
       v_quant;           // defaults; group_size is clamped to head_dim by the user of the artefact
   bool hadamard = true;  // the transforms hold H (and P) as their last factors
+  bool bit_reversal = true;    // false: they hold H without P (no-p)
   bool key_smoothing = false;  // the transforms hold diag(1/s)
   std::vector<RopeSpec> ropes;
   std::vector<ArtefactLayer> layers;  // ascending `layer`

@@ -22,10 +22,11 @@ constexpr std::array kCodebooks = {"affine", "symmetric"};
 constexpr std::array kScaleFits = {"plain", "unbiased", "least_squares"};
 constexpr std::array kPairings = {"half_split", "interleaved"};
 constexpr std::array kBooleans = {"false", "true"};
-constexpr std::array kKeys = {"basis",          "content_hash", "convention", "format",
-                              "format_version", "hadamard",     "info",       "k_quant",
-                              "key_smoothing",  "layer_ropes",  "layers",     "method",
-                              "model",          "ropes",        "v_quant"};
+constexpr const char* kBitReversal = "bit_reversal";  // written where it is false
+constexpr std::array kKeys = {"basis",   "bit_reversal",   "content_hash", "convention",
+                              "format",  "format_version", "hadamard",     "info",
+                              "k_quant", "key_smoothing",  "layer_ropes",  "layers",
+                              "method",  "model",          "ropes",        "v_quant"};
 
 json quant_json(const QuantSpec& quant) {
   return {{"bits", quant.bits},
@@ -61,6 +62,10 @@ class Reader {
     artefact_.hadamard = one_of("metadata 'hadamard'", text("hadamard"), kBooleans) != 0;
     artefact_.key_smoothing =
         one_of("metadata 'key_smoothing'", text("key_smoothing"), kBooleans) != 0;
+    if (metadata_.count(kBitReversal) != 0) {
+      artefact_.bit_reversal =
+          one_of("metadata 'bit_reversal'", text(kBitReversal), kBooleans) != 0;
+    }
     check_artefact_model(artefact_, name_);
     read_ropes();
     read_layers();
@@ -258,25 +263,28 @@ Metadata artefact_metadata(const Artefact& artefact) {
     layers.push_back(layer.layer);
     layer_ropes.push_back(layer.rope);
   }
+  Metadata metadata;
+  if (!artefact.bit_reversal) metadata[kBitReversal] = kBooleans[0];
   try {
-    return {{"format", kFormat},
-            {"format_version", std::to_string(kArtefactVersion)},
-            {"basis", kBasis},
-            {"convention", kConvention},
-            {"method", method_name(artefact.method)},
-            {"model", model_json.dump()},
-            {"k_quant", quant_json(artefact.k_quant).dump()},
-            {"v_quant", quant_json(artefact.v_quant).dump()},
-            {"hadamard", kBooleans[artefact.hadamard]},
-            {"key_smoothing", kBooleans[artefact.key_smoothing]},
-            {"ropes", ropes.dump()},
-            {"layers", layers.dump()},
-            {"layer_ropes", layer_ropes.dump()},
-            {"info", json(artefact.info).dump()}};
+    metadata.merge(Metadata{{"format", kFormat},
+                            {"format_version", std::to_string(kArtefactVersion)},
+                            {"basis", kBasis},
+                            {"convention", kConvention},
+                            {"method", method_name(artefact.method)},
+                            {"model", model_json.dump()},
+                            {"k_quant", quant_json(artefact.k_quant).dump()},
+                            {"v_quant", quant_json(artefact.v_quant).dump()},
+                            {"hadamard", kBooleans[artefact.hadamard]},
+                            {"key_smoothing", kBooleans[artefact.key_smoothing]},
+                            {"ropes", ropes.dump()},
+                            {"layers", layers.dump()},
+                            {"layer_ropes", layer_ropes.dump()},
+                            {"info", json(artefact.info).dump()}});
   } catch (const json::type_error&) {
     throw Error(ErrorCode::kInvalidArgument,
                 "the artefact's architecture or one of its info texts is not UTF-8");
   }
+  return metadata;
 }
 
 Artefact parse_artefact_metadata(const Metadata& metadata, std::size_t num_tensors,

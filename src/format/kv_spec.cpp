@@ -15,8 +15,9 @@ namespace {
 constexpr const char* kHostTypes[] = {"f16", "q8_0", "q4_0"};
 constexpr int kLegalBits[] = {2, 3, 4, 16};
 constexpr const char* kOptionList =
-    "k2v2 (bits 2, 3, 4, 16), sink=N, recent=N, group=N, no-hadamard, no-clip, no-mean, unbiased, "
-    "float";
+    "k2v2 (bits 2, 3, 4, 16), sink=N, recent=N, group=N, no-u, no-p, no-hadamard, no-clip, "
+    "no-mean, "
+    "unbiased, float";
 
 class Parser {
  public:
@@ -119,6 +120,8 @@ class Parser {
   }
 
   bool* flag_named(const std::string& name) {
+    if (name == "no-u") return &spec_.no_eigenbasis;
+    if (name == "no-p") return &spec_.no_permutation;
     if (name == "no-hadamard") return &spec_.no_hadamard;
     if (name == "no-clip") return &spec_.no_clip;
     if (name == "no-mean") return &spec_.no_mean;

@@ -4,7 +4,7 @@
 //   k2v2 k3v2 k16v16 ...         bits of keys and values: 2, 3, 4, 16
 //   sink=N recent=N              window in tokens (64, 256)
 //   group=N                      channels a scale
-//   no-hadamard no-clip no-mean  leave a part out
+//   no-u no-p no-hadamard no-clip no-mean  leave a part out
 //   unbiased                     unbiased key scale
 //   float                        attend codes in single precision
 #pragma once
@@ -30,7 +30,13 @@ struct KvSpec {
   std::optional<int> k_bits, v_bits, group_size;
   int sink_tokens = kDefaultSinkTokens;
   int recent_tokens = kDefaultRecentTokens;
+  bool no_eigenbasis = false, no_permutation = false;  // no-u, no-p
   bool no_hadamard = false, no_clip = false, no_mean = false, unbiased = false, force_float = false;
+
+  // Takes back the options that leave a part of the transforms, clips or means out.
+  void keep_all_parts() {
+    no_eigenbasis = no_permutation = no_hadamard = no_clip = no_mean = false;
+  }
 };
 
 // A name that is no type and no method is a FILE. A path with ':' in it is cut at the last ':' that

@@ -41,14 +41,15 @@ TEST(KvSpec, MethodsAndDefaults) {
     EXPECT_FALSE(spec.k_bits || spec.v_bits || spec.group_size);
     EXPECT_EQ(spec.sink_tokens, 64);
     EXPECT_EQ(spec.recent_tokens, 256);
-    EXPECT_FALSE(spec.no_hadamard || spec.no_clip || spec.no_mean || spec.unbiased ||
-                 spec.force_float);
+    EXPECT_FALSE(spec.no_eigenbasis || spec.no_permutation || spec.no_hadamard || spec.no_clip ||
+                 spec.no_mean || spec.unbiased || spec.force_float);
   }
 }
 
 TEST(KvSpec, EveryOption) {
   const std::string text =
-      "oscar-plus:k3v2,sink=0,recent=512,group=64,no-hadamard,no-clip,no-mean,unbiased,float";
+      "oscar-plus:k3v2,sink=0,recent=512,group=64,no-u,no-p,no-hadamard,no-clip,no-mean,unbiased,"
+      "float";
   const KvSpec spec = parse_kv_spec(text);
   EXPECT_EQ(spec.text, text);
   EXPECT_EQ(spec.method, Method::kOscarPlus);
@@ -57,11 +58,14 @@ TEST(KvSpec, EveryOption) {
   EXPECT_EQ(spec.sink_tokens, 0);
   EXPECT_EQ(spec.recent_tokens, 512);
   EXPECT_EQ(spec.group_size, 64);
-  EXPECT_TRUE(spec.no_hadamard && spec.no_clip && spec.no_mean && spec.unbiased &&
-              spec.force_float);
+  EXPECT_TRUE(spec.no_eigenbasis && spec.no_permutation && spec.no_hadamard && spec.no_clip &&
+              spec.no_mean && spec.unbiased && spec.force_float);
 }
 
 TEST(KvSpec, OneOptionAtATime) {
+  EXPECT_TRUE(parse_kv_spec("oscar:no-u").no_eigenbasis);
+  EXPECT_TRUE(parse_kv_spec("oscar:no-p").no_permutation);
+  EXPECT_FALSE(parse_kv_spec("oscar:no-p").no_eigenbasis);
   EXPECT_TRUE(parse_kv_spec("oscar:no-hadamard").no_hadamard);
   EXPECT_TRUE(parse_kv_spec("oscar:no-clip").no_clip);
   EXPECT_TRUE(parse_kv_spec("oscar:no-mean").no_mean);

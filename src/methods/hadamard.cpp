@@ -72,7 +72,14 @@ std::vector<float> hadamard_times_p(int head_dim) {
   return to_floats(hadamard_times_p_double(head_dim));
 }
 
-std::vector<float> hadamard(int head_dim) { return to_floats(mix_matrix(head_dim, false)); }
+std::vector<double> hadamard_double(int head_dim) { return mix_matrix(head_dim, false); }
+
+std::vector<float> hadamard(int head_dim) { return to_floats(hadamard_double(head_dim)); }
+
+int bit_reversed(int channel, int head_dim) {
+  return static_cast<int>(reverse_bits(static_cast<unsigned>(channel),
+                                       std::countr_zero(static_cast<unsigned>(head_dim))));
+}
 
 std::vector<float> block_hadamard(int head_dim, int order) {
   const std::vector<float> block = hadamard(order);

@@ -12,6 +12,10 @@ std::vector<double> hadamard_times_p_double(int head_dim);
 
 // The same without P.
 std::vector<float> hadamard(int head_dim);
+std::vector<double> hadamard_double(int head_dim);
+
+// The channel that P puts into place `channel`; P is its own inverse. Powers of two only.
+int bit_reversed(int channel, int head_dim);
 
 // Blocks of order `order` on the diagonal, which divides head_dim.
 std::vector<float> block_hadamard(int head_dim, int order);

@@ -181,6 +181,14 @@ class Measures(CliTest):
         self.assertLess(wide["kl"]["mean"], none["kl"]["mean"])
         result = self.good("eval", "sweep", "ablation", *common, "--kv", "naive")
         self.assertIn("left out", result.err)  # there is no Hadamard to leave out
+        document = self.folder / "ablation.json"
+        options = ["--kv", "oscar", "--json", str(document)]
+        self.good("eval", "sweep", "ablation", *common, *options)
+        kvs = [row["kv"] for row in json.loads(document.read_text())["results"]]
+        for part in ("no-u", "target=raw", "per-layer"):
+            self.assertIn(f"oscar (calibrated with {part})", kvs)
+        for part in ("no-u", "no-p", "no-hadamard", "no-clip", "unbiased"):
+            self.assertIn(f"oscar:{part}", kvs)
         self.refused("eval", "sweep", "colours", *common, names=["colours", "windows"])
         self.refused("eval", "sweep", "bits", *common, "--kv", "q8_0", names=["nothing to vary"])
 

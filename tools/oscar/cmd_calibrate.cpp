@@ -20,6 +20,7 @@ struct CalibrateCommand {
   std::int64_t tokens = eval::kDefaultCalibrationTokens;
   std::string method = method_name(Method::kOscarPlus);
   std::uint64_t seed = 1;
+  std::string ablation;
   std::string output;
 };
 
@@ -33,6 +34,10 @@ Method calibrated_method(const std::string& name) {
 
 void run_calibrate(const CalibrateCommand& command) {
   const Method method = calibrated_method(command.method);
+  const calibrate::FitVariant variant = command.ablation.empty()
+                                            ? calibrate::FitVariant{}
+                                            : calibrate::parse_fit_variant(command.ablation);
+  calibrate::check_fit_variant(variant, method);
   check_output(command.output, OutputKind::kArtefact);
   check_distinct(command.output, command.common.json);
   std::vector<std::string> paths = command.texts;
@@ -47,6 +52,7 @@ void run_calibrate(const CalibrateCommand& command) {
   auto progress = std::make_unique<Progress>("calibrating, tokens");
   eval::CalibrationOptions options;
   options.method = method;
+  options.variant = variant;
   options.num_tokens = command.tokens;
   options.seed = command.seed;
   options.progress = [&](std::int64_t done, std::int64_t total) { progress->update(done, total); };
@@ -91,6 +97,9 @@ void add_calibrate(CLI::App* program) {
   app->add_option("--method", command->method, "oscar-plus, or oscar (arXiv 2605.17757)")
       ->capture_default_str();
   app->add_option("--seed", command->seed, "of the rows that are sampled")->capture_default_str();
+  app->add_option("--ablation", command->ablation,
+                  "leave parts out, comma-separated: no-u (H·P in place of U·H·P), no-p (no bit "
+                  "reversal), target=raw (U of KᵀK and VᵀV), per-layer (one U for all KV heads)");
   app->add_option("-o,--output", command->output, "the artefact, a safetensors file")->required();
   app->callback([command, texts, sample] {
     if (texts->count() + sample->count() == 0) {

@@ -27,6 +27,9 @@ struct SweepCommand {
 };
 
 constexpr const char* kCalibration = "calibration";
+constexpr const char* kAblation = "ablation";
+// What can be left out in calibration alone, or is fitted anew there.
+constexpr const char* kCalibratedParts[] = {"no-u", "target=raw", "per-layer"};
 
 // Those of the list that suit the model and the method; the others are named on stderr.
 std::vector<eval::KvChoice> choose_fitting(const std::vector<std::string>& specs,
@@ -46,6 +49,48 @@ std::vector<eval::KvChoice> choose_fitting(const std::vector<std::string>& specs
     throw Error(ErrorCode::kInvalidArgument, "nothing of the sweep suits this method and model");
   }
   return fitting;
+}
+
+// The method of --kv fitted without a part, from one pass over the built-in text; none for an
+// artefact's file or a method whose transforms are not fitted. Kept beside the methods' artefacts.
+std::vector<eval::KvChoice> choose_calibrated_parts(const std::string& base,
+                                                    eval::Workbench* workbench) {
+  const eval::KvChoice probe = eval::choose_kv(base);
+  const Method method = probe.spec.method;
+  if (probe.spec.kind != KvSpec::Kind::kMethod || !calibrate::has_fit_variants(method)) {
+    note("left out: " + base + " without parts that only calibration can leave out (" +
+         kCalibratedParts[1] + ", " + kCalibratedParts[2] + "); give --kv oscar or oscar-plus");
+    return {};
+  }
+  // Made when the first artefact is missing.
+  std::unique_ptr<Progress> progress;
+  std::unique_ptr<eval::Calibration> calibration;
+  std::vector<eval::KvChoice> choices;
+  for (const char* part : kCalibratedParts) {
+    const std::filesystem::path path = std::filesystem::path(artefact_folder()) /
+                                       (workbench->file().fingerprint.weights_hash + "-" +
+                                        method_name(method) + "-" + part + ".safetensors");
+    if (!std::filesystem::exists(path)) {
+      if (!calibration) {
+        const eval::TextFile sample(sample_text_path());
+        progress = std::make_unique<Progress>("calibrating the ablation on the built-in sample");
+        eval::CalibrationOptions options;
+        options.progress = [&](std::int64_t done, std::int64_t total) {
+          progress->update(done, total);
+        };
+        calibration = std::make_unique<eval::Calibration>(
+            workbench, std::vector<const eval::TextFile*>{&sample}, options, /*raw_targets=*/true);
+      }
+      save_artefact(calibration->fit(method, calibrate::parse_fit_variant(part)).artefact,
+                    path.string());
+    }
+    eval::KvChoice choice = probe;
+    eval::use_artefact(&choice, path.string());
+    workbench->check(choice);
+    choice.label = base + " (calibrated with " + part + ")";
+    choices.push_back(std::move(choice));
+  }
+  return choices;
 }
 
 // An artefact of `text`'s first tokens, kept beside those of the methods.
@@ -120,6 +165,11 @@ void run_sweep(const SweepCommand& command) {
     EvalPlan plan;
     plan.kvs = command.kind == kCalibration ? choose_calibrations(command, workbench)
                                             : choose_fitting(specs, workbench);
+    if (command.kind == kAblation) {
+      for (eval::KvChoice& choice : choose_calibrated_parts(command.base, workbench)) {
+        plan.kvs.push_back(std::move(choice));
+      }
+    }
     plan.extra["sweep"] = command.kind;
     plan.extra["base"] = command.base;
     return plan;

@@ -98,6 +98,8 @@ std::string options_of(const KvSpec& spec) {
   const auto add = [&text](bool set, const char* name) {
     if (set) text += (text.empty() ? "" : ",") + std::string(name);
   };
+  add(spec.no_eigenbasis, "no-u");
+  add(spec.no_permutation, "no-p");
   add(spec.no_hadamard, "no-hadamard");
   add(spec.no_clip, "no-clip");
   add(spec.no_mean, "no-mean");
