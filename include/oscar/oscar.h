@@ -85,6 +85,7 @@ typedef struct oscar_model {
  * METHOD is one that needs no calibration (naive, quarot, kivi, ...); FILE is an artefact that the
  * command `oscar calibrate` wrote. Options:
  *   - kKvV: bits of keys and values, each 2, 3, 4, 16
+ *   - bits=2.5: stored bits a value, spent by layer (a FILE calibrated with --bits)
  *   - sink=N, recent=N: tokens with exact copies
  *   - group=N: channels that share a scale
  *   - no-u, no-p, no-hadamard, no-clip, no-mean: leave a part out
@@ -102,7 +103,7 @@ OSCAR_API void oscar_method_free(oscar_method* method); /* NULL is allowed */
 typedef struct oscar_method_info {
   char name[32]; /* "oscar-plus" */
   oscar_model model;
-  int32_t k_bits, v_bits; /* 2, 3, 4, 16 */
+  int32_t k_bits, v_bits; /* 2, 3, 4, 16; 0: not the same in every layer */
   /* Stored bits, scales and zero points included, copies not; over K and V of all layers. */
   double bits_per_value;
   int32_t sink_tokens, recent_tokens; /* as the options say, else 64 and 256 */

@@ -124,6 +124,50 @@ TEST_F(ArtefactGraph, AnotherModelIsRefused) {
             std::string::npos);
 }
 
+// A bit budget: layers of one cache with bits of their own, exact ones among them. Each layer's
+// attention is that over its decoded rows, and the report counts what is stored.
+TEST_F(ArtefactGraph, LayersHaveBitsOfTheirOwn) {
+  BenchShape shape;
+  shape.layers = {0, 1, 2};
+  const calibrate::LayerShape layer{shape.num_q_heads, shape.num_kv_heads, shape.head_dim_k,
+                                    shape.head_dim_v};
+  const ModelFingerprint model{
+      "llama", 3, shape.num_q_heads, shape.num_kv_heads, shape.head_dim_k, shape.head_dim_v, ""};
+  Artefact artefact =
+      calibrate::make_data_free(Method::kQuarot, model, {{0, layer}, {1, layer}, {2, layer}});
+  const int bits[3][2] = {{3, 2}, {2, 4}, {16, 16}};
+  for (int i = 0; i < 3; ++i) {
+    artefact.layers[i].k_bits = bits[i][0];
+    artefact.layers[i].v_bits = bits[i][1];
+  }
+  GraphBench bench(spec(artefact), shape);
+  ASSERT_TRUE(bench.ok()) << take_last_error();
+  double errors[3][2] = {};
+  for (std::size_t i = 0; i < 3; ++i) {
+    const Step step = causal_step(shape, 0, 90, 50 + static_cast<unsigned>(i));
+    std::vector<float> out;
+    ASSERT_EQ(bench.run(step, &out, i), GGML_STATUS_SUCCESS) << take_last_error();
+    const std::vector<float> keys = bench.decoded(bench.keys(i), shape.kv_size);
+    const std::vector<float> values = bench.decoded(bench.values(i), shape.kv_size);
+    for (std::size_t at = 0; at < step.k.size(); ++at) {
+      errors[i][0] += std::pow(double{keys[at]} - step.k[at], 2);
+      errors[i][1] += std::pow(double{values[at]} - step.v[at], 2);
+    }
+    const std::vector<double> reference = reference_attention(shape, step, keys, values);
+    // decoded() rounds to F16: 2^-11 of values below 4, and logits of 64 such products.
+    for (std::size_t at = 0; at < out.size(); ++at) ASSERT_NEAR(out[at], reference[at], 5e-3);
+  }
+  // Each bit more halves the step, so it quarters the squared error; BF16 leaves next to nothing.
+  EXPECT_LT(errors[0][0], 0.4 * errors[1][0]);
+  EXPECT_LT(errors[1][1], 0.15 * errors[0][1]);
+  EXPECT_LT(errors[2][0], 1e-3 * errors[0][0]);
+  EXPECT_LT(errors[2][1], 1e-3 * errors[1][1]);
+  Report result;
+  ASSERT_EQ(report(&result), 0);
+  // Scale and zero point are 32 bits for 64 values.
+  EXPECT_DOUBLE_EQ(result.code_bits, (3.5 + 2.5 + 2.5 + 4.5 + 16 + 16) / 6);
+}
+
 // What calibration sees: every token once, the rotation, and the mean of the keys turned back.
 TEST(Collecting, FeedsKeysValuesAndQueries) {
   BenchShape shape;

@@ -118,7 +118,7 @@ void CacheBuffer::check_layer(const Artefact& artefact, const CacheLayer& layer)
   differs("num_kv_heads", layer.shape.num_kv_heads, found->num_kv_heads);
   differs("head_dim_k", layer.shape.head_dim_k, found->head_dim_k);
   differs("head_dim_v", layer.shape.head_dim_v, found->head_dim_v);
-  const bool uses_mean = !found->k_mean.empty() && artefact.k_quant.bits != 16;
+  const bool uses_mean = !found->k_mean.empty() && key_quant(artefact, *found).bits != 16;
   if (found->rope < 0 || !uses_mean) return;
   if (!layer.rope) {
     throw Error(ErrorCode::kMismatch, where + "the artefact's key mean is from before RoPE, but " +

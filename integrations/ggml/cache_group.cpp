@@ -102,7 +102,9 @@ void CacheGroup::reach_position(std::int32_t position) {
 }
 
 std::int64_t CacheGroup::window_tokens() const {
-  const bool exact = layers_.front().exact(Side::kKeys) && layers_.front().exact(Side::kValues);
+  const bool exact = std::all_of(layers_.begin(), layers_.end(), [](const GroupLayer& layer) {
+    return layer.exact(Side::kKeys) && layer.exact(Side::kValues);
+  });
   return exact ? 0 : std::int64_t{window_.sink_tokens} + window_.recent_tokens;
 }
 
@@ -215,9 +217,14 @@ double CacheGroup::code_bits() const {
 }
 
 double CacheGroup::bits_per_value(Side side) const {
-  const methods::SideBytes bytes = methods::bytes_per_token(*artefact_, *layers_.front().artefact);
-  return 8.0 * (side == Side::kKeys ? bytes.keys : bytes.values) /
-         static_cast<double>(row_values_[static_cast<int>(side)]);
+  double bytes = 0;
+  for (const GroupLayer& layer : layers_) {
+    const methods::SideBytes sides = methods::bytes_per_token(*artefact_, *layer.artefact);
+    bytes += side == Side::kKeys ? sides.keys : sides.values;
+  }
+  return 8.0 * bytes /
+         (static_cast<double>(layers_.size()) *
+          static_cast<double>(row_values_[static_cast<int>(side)]));
 }
 
 void CacheGroup::move_rows(GroupLayer& layer) {

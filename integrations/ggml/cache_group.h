@@ -138,8 +138,8 @@ class CacheGroup {
   // Copies that a stream of the cache keeps for one sequence; 0 where both sides are exact.
   std::int64_t window_tokens() const;
 
-  // Bits of a stored value, copies left aside and every group of tokens full: of the first layer,
-  // and over all layers and both sides.
+  // Bits of a stored value, copies left aside and every group of tokens full, over all layers: of a
+  // side, and of both.
   double bits_per_value(Side side) const;
   double code_bits() const;
 

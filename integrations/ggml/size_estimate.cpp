@@ -33,10 +33,18 @@ std::optional<SeenShape> seen_shape(const ggml_tensor* root) {
   return found->second;
 }
 
-// Bytes of a side with this head size; nothing where the spec does not allow it.
-std::optional<std::int64_t> side_bytes_for(const Config& config, Side side, int head_dim,
-                                           int num_kv_heads, const cache::CellExtent& extent,
-                                           std::int64_t windows) {
+const ArtefactLayer* artefact_layer(const Config& config, int index) {
+  if (config.artefact == nullptr) return nullptr;
+  for (const ArtefactLayer& layer : config.artefact->layers) {
+    if (layer.layer == index) return &layer;
+  }
+  return nullptr;
+}
+
+// Bytes of a layer's side with this head size; nothing where the spec does not allow it.
+std::optional<std::int64_t> side_bytes_for(const Config& config, const CacheName& name,
+                                           int head_dim, int num_kv_heads,
+                                           const cache::CellExtent& extent, std::int64_t windows) {
   try {
     const Method method = config.artefact != nullptr ? config.artefact->method : config.spec.method;
     const calibrate::DefaultQuants quants =
@@ -48,18 +56,22 @@ std::optional<std::int64_t> side_bytes_for(const Config& config, Side side, int 
     ArtefactLayer& layer = artefact.layers.emplace_back();
     layer.num_kv_heads = num_kv_heads;
     layer.head_dim_k = layer.head_dim_v = head_dim;
+    if (const ArtefactLayer* own = artefact_layer(config, name.layer)) {
+      layer.k_bits = own->k_bits;
+      layer.v_bits = own->v_bits;
+    }
     if (config.artefact == nullptr) {
       KvSpec spec = config.spec;
       spec.keep_all_parts();
       calibrate::apply_kv_spec(spec, &artefact);
     }
-    const bool keys = side == Side::kKeys;
+    const bool keys = name.side == Side::kKeys;
     if (!methods::definition(method).packed()) {
       const auto coder = keys ? methods::make_key_coder(artefact, artefact.layers.front(), nullptr)
                               : methods::make_value_coder(artefact, artefact.layers.front());
       return cache::store_bytes(*coder, extent.num_rows(), windows);
     }
-    QuantSpec quant = keys ? artefact.k_quant : artefact.v_quant;
+    QuantSpec quant = keys ? key_quant(artefact, layer) : value_quant(artefact, layer);
     quant.group_size = std::min(quant.group_size, head_dim);
     const PlaneLayout layout{head_dim, quant};
     layout.validate();
@@ -71,11 +83,8 @@ std::optional<std::int64_t> side_bytes_for(const Config& config, Side side, int 
 
 std::optional<int> known_head_dim(const Config& config, const ggml_tensor* root,
                                   const CacheName& name) {
-  if (config.artefact != nullptr) {
-    for (const ArtefactLayer& layer : config.artefact->layers) {
-      if (layer.layer == name.layer)
-        return name.side == Side::kKeys ? layer.head_dim_k : layer.head_dim_v;
-    }
+  if (const ArtefactLayer* layer = artefact_layer(config, name.layer)) {
+    return name.side == Side::kKeys ? layer->head_dim_k : layer->head_dim_v;
   }
   const std::optional<SeenShape> seen = seen_shape(root);
   return seen ? std::optional<int>(seen->head_dim) : std::nullopt;
@@ -102,7 +111,7 @@ std::uint64_t estimate_root_bytes(const Config& config, const ggml_tensor* root,
   std::int64_t plane_bytes = 0;  // all heads
   const auto consider = [&](int head_dim) {
     if (row_values % head_dim != 0) return false;
-    const auto bytes = side_bytes_for(config, name.side, head_dim,
+    const auto bytes = side_bytes_for(config, name, head_dim,
                                       static_cast<int>(row_values / head_dim), extent, windows);
     plane_bytes = std::max(plane_bytes, bytes.value_or(0));
     return bytes.has_value();

@@ -148,8 +148,8 @@ struct LayerCodec::Side {
 LayerCodec::LayerCodec(const Artefact& artefact, const ArtefactLayer& layer,
                        std::shared_ptr<const RopeTable> rope, const kernels::KernelSet& kernels)
     : num_kv_heads_(layer.num_kv_heads),
-      k_layout_(layout_of(artefact.k_quant, layer.head_dim_k)),
-      v_layout_(layout_of(artefact.v_quant, layer.head_dim_v)),
+      k_layout_(layout_of(key_quant(artefact, layer), layer.head_dim_k)),
+      v_layout_(layout_of(value_quant(artefact, layer), layer.head_dim_v)),
       rope_(std::move(rope)),
       kernels_(&kernels) {
   const int heads = num_kv_heads_;

@@ -292,6 +292,33 @@ TEST(LayerCodec, GroupIsLoweredToADivisorOfTheHeadSize) {
   }
 }
 
+// Bits of a layer's own count, with that many bits' clip; the bytes are those of an artefact with
+// these bits everywhere.
+TEST(LayerCodec, TakesTheBitsOfTheLayer) {
+  const LayerSpec spec{.k_quant = {2, 64}, .v_quant = {2, 64}, .mean = Mean::kNone};
+  Artefact artefact = make_artefact(spec, 2);
+  artefact.layers[1].k_bits = 4;
+  artefact.layers[1].v_bits = 3;
+  artefact.layers[1].k_clip[clip_index(4)] = {0.9f, 0.8f};
+  Artefact uniform = artefact;
+  uniform.k_quant.bits = 4;
+  uniform.v_quant.bits = 3;
+  uniform.layers[1].k_bits = uniform.layers[1].v_bits = 0;
+  const auto codec = [](const Artefact& from, int layer) {
+    return LayerCodec(from, from.layers[static_cast<std::size_t>(layer)], nullptr,
+                      kernels::selected_kernel_set());
+  };
+  EXPECT_EQ(codec(artefact, 0).k_layout().quant.bits, 2);
+  EXPECT_EQ(codec(artefact, 1).k_layout().quant.bits, 4);
+  EXPECT_EQ(codec(artefact, 1).v_layout().quant.bits, 3);
+  EXPECT_EQ(codec(artefact, 1).key_clip()[1], 0.8f);
+  Generator generator(9);
+  const std::vector<float> keys = gaussian(20 * 128, 1, &generator);
+  const std::vector<float> values = gaussian(20 * 128, 1, &generator);
+  EXPECT_TRUE(encode(codec(artefact, 1), keys, values, 20, 1) ==
+              encode(codec(uniform, 1), keys, values, 20, 1));
+}
+
 TEST(LayerCodec, RefusesWhatDoesNotFitByName) {
   const LayerSpec spec{.k_quant = {2, 64}, .v_quant = {2, 64}, .head_dim_k = 80, .head_dim_v = 80};
   Artefact wrong_matrix = make_artefact(spec, 1);

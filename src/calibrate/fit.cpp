@@ -157,7 +157,8 @@ Artefact fit(const Statistics& statistics, const ModelFingerprint& model,
     k_dims.push_back(stats.shape.head_dim_k);
     v_dims.push_back(stats.shape.head_dim_v);
   }
-  const Recipe recipe = recipe_for(options.method, options.variant, k_dims, v_dims);
+  Recipe recipe = recipe_for(options.method, options.variant, k_dims, v_dims);
+  recipe.with_losses = options.with_losses;
   const auto tables = rope_tables(statistics);
   const std::vector<LayerInput> inputs = layer_inputs(statistics, tables);
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "calibrate/bit_budget.h"
 #include "calibrate/group_size.h"
 #include "calibrate/methods.h"
 #include "calibrate/transform_edits.h"
@@ -21,6 +22,21 @@ void set_bits(int bits, const char* side, QuantSpec* quant) {
     refuse(std::string(side) + " bits " + std::to_string(bits) + "; legal: 2, 3, 4, 16");
   }
   quant->bits = bits;
+}
+
+// Bits by layer, from the losses that calibration measured.
+void spend_budget(double budget, Artefact* artefact) {
+  if (artefact->layers.empty() || artefact->layers.front().k_losses.empty()) {
+    refuse(
+        "bits: this artefact holds no losses of layers; calibrate with --bits, or give bits as "
+        "k3v2");
+  }
+  assign_bits(budget, artefact);
+}
+
+// The same bits in every layer, as asked for.
+void drop_layer_bits(Artefact* artefact) {
+  for (ArtefactLayer& layer : artefact->layers) layer.k_bits = layer.v_bits = 0;
 }
 
 void set_group(int group_size, Artefact* artefact) {
@@ -89,8 +105,10 @@ void drop_means(Artefact* artefact) {
 }  // namespace
 
 void apply_kv_spec(const KvSpec& spec, Artefact* artefact) {
+  if (spec.k_bits || spec.v_bits) drop_layer_bits(artefact);
   if (spec.k_bits) set_bits(*spec.k_bits, "key", &artefact->k_quant);
   if (spec.v_bits) set_bits(*spec.v_bits, "value", &artefact->v_quant);
+  if (spec.bit_budget) spend_budget(*spec.bit_budget, artefact);
   if (spec.group_size) set_group(*spec.group_size, artefact);
   clamp_groups(artefact);
   if (spec.no_permutation && spec.no_hadamard) {

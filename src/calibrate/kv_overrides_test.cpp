@@ -92,6 +92,21 @@ TEST(KvOverrides, SetBitsGroupAndScale) {
   EXPECT_EQ(artefact.v_quant.scale_fit, ScaleFit::kPlain);
 }
 
+TEST(KvOverrides, ABudgetIsSpentByTheLosses) {
+  Artefact artefact = make_uncalibrated(Method::kOscarPlus, {}, {layer_of(0, 64, 64)});
+  EXPECT_NE(refusal("a.safetensors:bits=2.75", artefact).find("no losses"), std::string::npos);
+  artefact.layers[0].k_losses = {4, 1, 0.2f};
+  artefact.layers[0].v_losses = {3, 1, 0.2f};
+  apply_kv_spec(parse_kv_spec("a.safetensors:bits=2.75"), &artefact);
+  EXPECT_EQ(key_quant(artefact, artefact.layers[0]).bits, 3);
+  EXPECT_EQ(value_quant(artefact, artefact.layers[0]).bits, 2);
+  // The same bits everywhere take the place of a budget's.
+  apply_kv_spec(parse_kv_spec("a.safetensors:k2v4"), &artefact);
+  EXPECT_EQ(key_quant(artefact, artefact.layers[0]).bits, 2);
+  EXPECT_EQ(value_quant(artefact, artefact.layers[0]).bits, 4);
+  EXPECT_NE(refusal("a.safetensors:bits=2.1", artefact).find("at least 2.25"), std::string::npos);
+}
+
 TEST(KvOverrides, DefaultGroupShrinksToTheHeads) {
   Artefact artefact = make_data_free(Method::kNaive, {}, {layer_of(0, 96, 64)});
   artefact.k_quant.group_size = artefact.v_quant.group_size = 128;

@@ -274,6 +274,19 @@ LayerFit fit_layer(const LayerInput& input, const Recipe& recipe) {
                   : fit_value_clip(head.values, value, v_layout(bits), &codec).ratio);
     }
     k_error += key_clip.error;
+    if (!recipe.with_losses) continue;
+    layer.k_losses.resize(kNumClipBits);
+    layer.v_losses.resize(kNumClipBits);
+    for (const int bits : kClipBits) {
+      const auto index = static_cast<std::size_t>(clip_index(bits));
+      const double divergence = attention_divergence(head.keys, key, layer.k_clip[index].back(),
+                                                     k_layout(bits), head.sample, geometry, &codec);
+      const double error = output_error(head.values, value, layer.v_clip[index].back(),
+                                        v_layout(bits), head.sample, geometry, &codec);
+      // A sample's variance can come out below 0 where there is next to none.
+      layer.k_losses[index] += static_cast<float>(std::max(0.0, divergence) / shape.num_kv_heads);
+      layer.v_losses[index] += static_cast<float>(ratio(error, output_square));
+    }
   }
   layer.k_error = static_cast<float>(ratio(k_error, k_energy));
   layer.v_error = static_cast<float>(ratio(output_error_sum, output_square));

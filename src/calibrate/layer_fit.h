@@ -16,6 +16,9 @@ struct Recipe : methods::Recipe {
   Method method = Method::kOscarPlus;
   QuantSpec k_quant, v_quant;
   FitVariant variant;
+  // Layers get k_losses (attention divergence, mean over heads) and v_losses (squared output error,
+  // relative).
+  bool with_losses = false;
 
   std::vector<double> mix(int head_dim) const;  // H·P, or H where the variant leaves P out
 };

@@ -14,7 +14,8 @@ namespace oscar::calibrate {
 
 struct FitOptions {
   Method method = Method::kOscarPlus;
-  FitVariant variant = {};  // what an ablation changes
+  FitVariant variant = {};   // what an ablation changes
+  bool with_losses = false;  // also what every layer loses at 2, 3 and 4 bits, for a bit budget
   int num_threads = 1;
   // Called from worker threads, one at a time; false stops with Error(kInterrupted).
   std::function<bool(int layers_done, int num_layers)> progress = {};

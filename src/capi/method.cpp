@@ -58,6 +58,16 @@ void require_shape(const Artefact& artefact, const oscar_model& model, const std
   require_equal("head_dim_v", made_for.head_dim_v, model.head_dim_v);
 }
 
+// Bits of a side; 0 where layers differ.
+int common_bits(const Artefact& artefact,
+                QuantSpec (*quant_of)(const Artefact&, const ArtefactLayer&)) {
+  const int bits = quant_of(artefact, artefact.layers.front()).bits;
+  for (const ArtefactLayer& layer : artefact.layers) {
+    if (quant_of(artefact, layer).bits != bits) return 0;
+  }
+  return bits;
+}
+
 oscar_method* open(const char* kv, const oscar_model* model) {
   const KvSpec spec = parse_kv_spec(kv);
   auto method = std::make_unique<oscar_method>();
@@ -109,8 +119,8 @@ oscar_status oscar_method_describe(const oscar_method* method, oscar_method_info
     info.model = {artefact.model.num_layers, artefact.model.num_q_heads,
                   artefact.model.num_kv_heads, artefact.model.head_dim_k,
                   artefact.model.head_dim_v};
-    info.k_bits = artefact.k_quant.bits;
-    info.v_bits = artefact.v_quant.bits;
+    info.k_bits = oscar::capi::common_bits(artefact, oscar::key_quant);
+    info.v_bits = oscar::capi::common_bits(artefact, oscar::value_quant);
     double bits = 0, values = 0;
     for (const oscar::ArtefactLayer& layer : artefact.layers) {
       const oscar::methods::SideBytes bytes = oscar::methods::bytes_per_token(artefact, layer);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <ctime>
 #include <filesystem>
 #include <memory>
@@ -9,19 +10,21 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "calibrate/bit_budget.h"
 #include "calibrate/methods.h"
+#include "eval/bit_sensitivity.h"
 #include "methods/definition.h"
 
 namespace oscar::eval {
 namespace {
 
 struct Tokens {
-  std::vector<llama_token> ids;
+  std::vector<llama_token> ids, held_out;  // held_out: the ends of the texts' shares
   std::int64_t asked = 0;
 };
 
-Tokens gather(Workbench* workbench, const std::vector<const TextFile*>& texts,
-              std::int64_t wanted) {
+Tokens gather(Workbench* workbench, const std::vector<const TextFile*>& texts, std::int64_t wanted,
+              std::int64_t num_held_out) {
   std::vector<std::vector<llama_token>> all;
   std::vector<std::int64_t> available;
   std::string counts;
@@ -34,12 +37,25 @@ Tokens gather(Workbench* workbench, const std::vector<const TextFile*>& texts,
   Tokens tokens;
   tokens.asked = wanted;
   const std::vector<std::int64_t> shares = share_tokens(available, wanted);
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    tokens.ids.insert(tokens.ids.end(), all[i].begin(), all[i].begin() + shares[i]);
-  }
-  if (static_cast<std::int64_t>(tokens.ids.size()) < kMinCalibrationTokens) {
+  std::int64_t total = 0, held = 0;
+  for (const std::int64_t share : shares) total += share;
+  if (total < kMinCalibrationTokens + num_held_out) {
     throw Error(ErrorCode::kInvalidArgument,
-                counts + "; calibration needs at least " + std::to_string(kMinCalibrationTokens));
+                counts + "; calibration needs at least " +
+                    std::to_string(kMinCalibrationTokens + num_held_out) +
+                    (num_held_out > 0 ? ", " + std::to_string(num_held_out) +
+                                            " of them to measure "
+                                            "layers on"
+                                      : ""));
+  }
+  std::int64_t seen = 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    seen += shares[i];
+    const std::int64_t held_here = num_held_out * seen / total - held;
+    held += held_here;
+    const auto end = all[i].begin() + shares[i];
+    tokens.ids.insert(tokens.ids.end(), all[i].begin(), end - held_here);
+    tokens.held_out.insert(tokens.held_out.end(), end - held_here, end);
   }
   return tokens;
 }
@@ -78,6 +94,12 @@ void run_model(Workbench* workbench, const std::vector<llama_token>& tokens,
                 model.path() + ": " + std::to_string(collector->statistics().num_non_finite) +
                     " rows of keys, values or queries held NaN or Inf; its weights are broken");
   }
+}
+
+std::string figure(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.4g", value);
+  return text;
 }
 
 std::string utc_now() {
@@ -190,14 +212,35 @@ Calibration::Calibration(Workbench* workbench, const std::vector<const TextFile*
       options_(options),
       collector_(collector_options(options, raw_targets)) {
   check_packed_cache_supports(workbench->file());
-  const Tokens tokens = gather(workbench, texts, options.num_tokens);
-  tokens_used_ = static_cast<std::int64_t>(tokens.ids.size());
+  const Tokens tokens =
+      gather(workbench, texts, options.num_tokens, options.bit_budget > 0 ? kSensitivityTokens : 0);
+  held_out_ = tokens.held_out;
+  tokens_used_ = static_cast<std::int64_t>(tokens.ids.size() + held_out_.size());
   tokens_asked_ = tokens.asked;
   info_ = text_info(texts, workbench->file().path, options.seed);
   run_model(workbench, tokens.ids, options, &collector_);
 }
 
-CalibrationResult Calibration::fit(Method method, const calibrate::FitVariant& variant) const {
+void Calibration::spend_bits(double budget, Artefact* artefact) const {
+  calibrate::check_budget(budget, *artefact);
+  if (options_.stage) options_.stage("measuring layers, passes");
+  calibrate::scale_losses(measure_sensitivity(workbench_, *artefact, held_out_, options_.progress),
+                          artefact);
+  calibrate::assign_bits(budget, artefact);
+  Artefact fewest = *artefact;
+  for (ArtefactLayer& layer : fewest.layers) layer.k_bits = layer.v_bits = 2;
+  auto& info = artefact->info;
+  info["bits.budget"] = figure(budget);
+  info["bits.stored"] = figure(calibrate::stored_bits(*artefact));
+  info["bits.measured_on"] = std::to_string(held_out_.size()) + " tokens held out, sink " +
+                             std::to_string(kDefaultSinkTokens) + ", recent " +
+                             std::to_string(kSensitivityRecent);
+  info["bits.predicted_kl"] = figure(calibrate::predicted_loss(*artefact)) + " there; k2v2 " +
+                              figure(calibrate::predicted_loss(fewest));
+}
+
+CalibrationResult Calibration::fit(Method method, const calibrate::FitVariant& variant,
+                                   double bit_budget) const {
   CalibrationResult result;
   result.tokens_used = tokens_used_;
   result.tokens_asked = tokens_asked_;
@@ -206,6 +249,7 @@ CalibrationResult Calibration::fit(Method method, const calibrate::FitVariant& v
   calibrate::FitOptions fit_options;
   fit_options.method = method;
   fit_options.variant = variant;
+  fit_options.with_losses = bit_budget > 0;
   fit_options.num_threads = workbench_->num_threads();
   fit_options.progress = [&](int done, int total) {
     if (options_.progress) options_.progress(done, total);
@@ -213,6 +257,7 @@ CalibrationResult Calibration::fit(Method method, const calibrate::FitVariant& v
   };
   result.artefact =
       calibrate::fit(collector_.statistics(), workbench_->file().fingerprint, fit_options);
+  if (bit_budget > 0) spend_bits(bit_budget, &result.artefact);
   auto& info = result.artefact.info;
   for (const auto& [key, value] : info_) info[key] = value;
   info["tokens_used"] = std::to_string(tokens_used_);
@@ -226,8 +271,15 @@ CalibrationResult Calibration::fit(Method method, const calibrate::FitVariant& v
 CalibrationResult calibrate_model(Workbench* workbench, const std::vector<const TextFile*>& texts,
                                   const CalibrationOptions& options) {
   calibrate::check_fit_variant(options.variant, options.method);
+  if (options.bit_budget > 0) {
+    const ModelFingerprint& model = workbench->file().fingerprint;
+    const calibrate::LayerShape shape = {model.num_q_heads, model.num_kv_heads, model.head_dim_k,
+                                         model.head_dim_v};
+    calibrate::check_budget(options.bit_budget,
+                            calibrate::make_uncalibrated(options.method, model, {{0, shape}}));
+  }
   return Calibration(workbench, texts, options, options.variant.raw_target)
-      .fit(options.method, options.variant);
+      .fit(options.method, options.variant, options.bit_budget);
 }
 
 }  // namespace oscar::eval

@@ -26,6 +26,9 @@ struct CalibrationOptions {
   calibrate::FitVariant variant = {};  // what an ablation changes
   std::int64_t num_tokens = kDefaultCalibrationTokens;
   std::uint64_t seed = 1;
+  // Stored bits a value that are spent over layers, keys and values by measured sensitivity, on
+  // kSensitivityTokens of the tokens that are held out for it; 0: the method's bits everywhere.
+  double bit_budget = 0;
   // Tokens through the model, then layers fitted (stage "fitting layers"). May be null.
   std::function<void(std::int64_t done, std::int64_t total)> progress;
   std::function<void(const std::string& stage)> stage;
@@ -50,14 +53,19 @@ class Calibration {
   // calibrate_model does. The texts are used until the constructor returns.
   Calibration(Workbench* workbench, const std::vector<const TextFile*>& texts,
               const CalibrationOptions& options, bool raw_targets);
-  CalibrationResult fit(Method method, const calibrate::FitVariant& variant) const;
+  // bit_budget: as in CalibrationOptions; not 0 where the options' one was not.
+  CalibrationResult fit(Method method, const calibrate::FitVariant& variant,
+                        double bit_budget = 0) const;
 
  private:
   Workbench* workbench_;
   CalibrationOptions options_;
   calibrate::Collector collector_;
   std::map<std::string, std::string> info_;
+  std::vector<llama_token> held_out_;  // of a bit budget
   std::int64_t tokens_used_ = 0, tokens_asked_ = 0;
+
+  void spend_bits(double budget, Artefact* artefact) const;
 };
 
 // One line for every layer whose mean key is large (see kLargeMeanKey).

@@ -126,7 +126,12 @@ class Filler {
     return is_host_ ? kv_.spec.host_type : method_name(artefact_.method);
   }
   bool has_copies() const {
-    return !is_host_ && (artefact_.k_quant.bits != 16 || artefact_.v_quant.bits != 16);
+    if (is_host_) return false;
+    for (const ArtefactLayer& layer : artefact_.layers) {
+      if (key_quant(artefact_, layer).bits != 16 || value_quant(artefact_, layer).bits != 16)
+        return true;
+    }
+    return false;
   }
 
   void fill(PlanGroup* group) const {
@@ -151,17 +156,17 @@ class Filler {
     const std::int64_t windows = options_.copied_sequences
                                      ? extent.num_streams * *options_.copied_sequences
                                      : options_.num_sequences;
-    ArtefactLayer layer;
-    layer.num_kv_heads = group->num_kv_heads;
-    layer.head_dim_k = group->head_dim_k;
-    layer.head_dim_v = group->head_dim_v;
-    const methods::SideBytes bytes = methods::bytes_per_token(artefact_, layer);
-    group->k_bits = 8.0 * bytes.keys / static_cast<double>(k_values);
-    group->v_bits = 8.0 * bytes.values / static_cast<double>(v_values);
-    group->bytes_per_token =
-        static_cast<std::uint64_t>(static_cast<double>(num_layers) * (bytes.keys + bytes.values));
-    group->code_bytes =
-        static_cast<std::uint64_t>(num_layers * layer_code_bytes(layer, extent, windows));
+    methods::SideBytes bytes;  // of a token, all layers
+    for (const int index : group->layers) {
+      const ArtefactLayer layer = sizes_of(index, *group);
+      const methods::SideBytes one = methods::bytes_per_token(artefact_, layer);
+      bytes.keys += one.keys;
+      bytes.values += one.values;
+      group->code_bytes += static_cast<std::uint64_t>(layer_code_bytes(layer, extent, windows));
+    }
+    group->k_bits = 8.0 * bytes.keys / static_cast<double>(num_layers * k_values);
+    group->v_bits = 8.0 * bytes.values / static_cast<double>(num_layers * v_values);
+    group->bytes_per_token = static_cast<std::uint64_t>(bytes.keys + bytes.values);
     if (!has_copies()) return;
     const std::int64_t window = std::int64_t{kv_.spec.sink_tokens} + kv_.spec.recent_tokens;
     group->num_copies = cache::num_copies(window, windows, extent);
@@ -170,6 +175,20 @@ class Filler {
   }
 
  private:
+  // The layer's shape, and its bits where the artefact has some for it.
+  ArtefactLayer sizes_of(int index, const PlanGroup& group) const {
+    ArtefactLayer sizes;
+    for (const ArtefactLayer& layer : artefact_.layers) {
+      if (layer.layer != index) continue;
+      sizes.k_bits = layer.k_bits;
+      sizes.v_bits = layer.v_bits;
+    }
+    sizes.num_kv_heads = group.num_kv_heads;
+    sizes.head_dim_k = group.head_dim_k;
+    sizes.head_dim_v = group.head_dim_v;
+    return sizes;
+  }
+
   // Both sides of one layer.
   std::int64_t layer_code_bytes(const ArtefactLayer& layer, const cache::CellExtent& extent,
                                 std::int64_t windows) const {
@@ -178,10 +197,10 @@ class Filler {
       return cache::store_bytes(*keys, extent.num_rows(), windows) +
              cache::store_bytes(*values, extent.num_rows(), windows);
     }
-    return cache::plane_bytes(layout_of(layer.head_dim_k, artefact_.k_quant), layer.num_kv_heads,
-                              extent) +
-           cache::plane_bytes(layout_of(layer.head_dim_v, artefact_.v_quant), layer.num_kv_heads,
-                              extent);
+    return cache::plane_bytes(layout_of(layer.head_dim_k, key_quant(artefact_, layer)),
+                              layer.num_kv_heads, extent) +
+           cache::plane_bytes(layout_of(layer.head_dim_v, value_quant(artefact_, layer)),
+                              layer.num_kv_heads, extent);
   }
 
   const ModelLayers& model_;

@@ -20,6 +20,18 @@ void compare(const char* field, int artefact, int model) {
 
 }  // namespace
 
+QuantSpec key_quant(const Artefact& artefact, const ArtefactLayer& layer) {
+  QuantSpec quant = artefact.k_quant;
+  if (layer.k_bits != 0) quant.bits = layer.k_bits;
+  return quant;
+}
+
+QuantSpec value_quant(const Artefact& artefact, const ArtefactLayer& layer) {
+  QuantSpec quant = artefact.v_quant;
+  if (layer.v_bits != 0) quant.bits = layer.v_bits;
+  return quant;
+}
+
 Artefact load_artefact(const std::string& path) {
   const MappedFile file(path);
   return parse_artefact(file.bytes().data(), file.bytes().size(), path);

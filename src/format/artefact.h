@@ -62,6 +62,12 @@ struct ArtefactLayer {
       v_spectrum;  // [num_kv_heads][head_dim] eigenvalues of C_Q, C_S, descending; empty: none
   float k_error = 0, v_error = 0;  // relative squared logit / output error measured on the
                                    // calibration rows, at the default bits
+  // Bits of this layer where they are its own (a bit budget); 0: those of k_quant and v_quant. Both
+  // sides or neither, in every layer or in none.
+  int k_bits = 0, v_bits = 0;
+  // [kNumClipBits] what the predictions lose, in nats a token, when this side alone is stored at 2,
+  // 3 and 4 bits; empty: not measured. Every layer or none.
+  std::vector<float> k_losses, v_losses;
 };
 
 struct Artefact {
@@ -77,6 +83,10 @@ struct Artefact {
   std::map<std::string, std::string>
       info;  // calibration text hash, tokens used and asked for, date, version, seed, ...
 };
+
+// How a layer's sides are stored; group_size as the artefact has it.
+QuantSpec key_quant(const Artefact& artefact, const ArtefactLayer& layer);
+QuantSpec value_quant(const Artefact& artefact, const ArtefactLayer& layer);
 
 // Loading reports the first real reason for refusal: names layer, head, tensor, value, what would
 // be right. Checks version, basis, shapes, finiteness, orthogonality (max |R·Rᵀ − I| ≤

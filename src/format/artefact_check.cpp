@@ -129,9 +129,37 @@ class Checker {
     }
     check_spectrum(layer, "k_spectrum", layer.head_dim_k, layer.k_spectrum);
     check_spectrum(layer, "v_spectrum", layer.head_dim_v, layer.v_spectrum);
+    check_bits(layer);
     for (const float error : {layer.k_error, layer.v_error}) {
       if (!(std::isfinite(error) && error >= 0)) {
         fail(layer, " has error " + number_text(error) + "; right: finite and not negative");
+      }
+    }
+  }
+
+  // Bits of the layer's own and losses: both sides or neither, and all layers as the first.
+  void check_bits(const ArtefactLayer& layer) const {
+    const ArtefactLayer& first = artefact_.layers.front();
+    const bool own = layer.k_bits != 0;
+    if ((layer.v_bits != 0) != own || (first.k_bits != 0) != own) {
+      fail(layer, " has bits " + std::to_string(layer.k_bits) + " and " +
+                      std::to_string(layer.v_bits) + ", layer " + std::to_string(first.layer) +
+                      " has " + std::to_string(first.k_bits) + " and " +
+                      std::to_string(first.v_bits) +
+                      "; right: bits of its own for both sides of every layer, or for none (0)");
+    }
+    const std::string name = "layer " + std::to_string(layer.layer);
+    check_quant((name + " keys").c_str(), layer.head_dim_k, key_quant(artefact_, layer));
+    check_quant((name + " values").c_str(), layer.head_dim_v, value_quant(artefact_, layer));
+    for (const std::vector<float>* losses : {&layer.k_losses, &layer.v_losses}) {
+      if (losses->size() != first.k_losses.size() ||
+          (!losses->empty() && losses->size() != kNumClipBits)) {
+        fail(layer, " has " + std::to_string(losses->size()) + " losses by bits; right: " +
+                        std::to_string(kNumClipBits) + " for both sides of every layer, or none");
+      }
+      for (const float loss : *losses) {
+        if (std::isfinite(loss) && loss >= 0) continue;
+        fail(layer, " has loss " + number_text(loss) + "; right: finite and not negative");
       }
     }
   }

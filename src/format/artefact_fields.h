@@ -63,5 +63,7 @@ inline std::string rope_tensor_name(std::size_t rope) {
 }
 
 inline constexpr const char* kErrorsTensor = "errors";  // [num_layers][2]: k_error, v_error
+// [num_layers][2][kNumClipBits]: k_losses, v_losses; absent: not measured
+inline constexpr const char* kLossesTensor = "bit_losses";
 
 }  // namespace oscar

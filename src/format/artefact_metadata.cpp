@@ -23,10 +23,11 @@ constexpr std::array kScaleFits = {"plain", "unbiased", "least_squares"};
 constexpr std::array kPairings = {"half_split", "interleaved"};
 constexpr std::array kBooleans = {"false", "true"};
 constexpr const char* kBitReversal = "bit_reversal";  // written where it is false
-constexpr std::array kKeys = {"basis",   "bit_reversal",   "content_hash", "convention",
-                              "format",  "format_version", "hadamard",     "info",
-                              "k_quant", "key_smoothing",  "layer_ropes",  "layers",
-                              "method",  "model",          "ropes",        "v_quant"};
+constexpr const char* kLayerBits = "layer_bits";      // written where layers have bits of their own
+constexpr std::array kKeys = {
+    "basis",    "bit_reversal", "content_hash", "convention",    "format",     "format_version",
+    "hadamard", "info",         "k_quant",      "key_smoothing", "layer_bits", "layer_ropes",
+    "layers",   "method",       "model",        "ropes",         "v_quant"};
 
 json quant_json(const QuantSpec& quant) {
   return {{"bits", quant.bits},
@@ -69,6 +70,7 @@ class Reader {
     check_artefact_model(artefact_, name_);
     read_ropes();
     read_layers();
+    read_layer_bits();
     read_info();
     return std::move(artefact_);
   }
@@ -232,6 +234,26 @@ class Reader {
     }
   }
 
+  // [[bits of keys, bits of values], …] in the order of `layers`; which bits are legal is checked
+  // with the rest.
+  void read_layer_bits() {
+    if (metadata_.count(kLayerBits) == 0) return;
+    const json list = structure(kLayerBits, json::value_t::array);
+    if (list.size() != artefact_.layers.size()) {
+      fail("metadata 'layer_bits' lists " + std::to_string(list.size()) + " layers",
+           "num_layers, " + std::to_string(artefact_.layers.size()));
+    }
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      ArtefactLayer& layer = artefact_.layers[i];
+      const std::string where = "layer_bits of layer " + std::to_string(layer.layer);
+      if (!list[i].is_array() || list[i].size() != 2) {
+        fail(where + " is " + in_quotes(list[i].dump()), "[bits of keys, bits of values]");
+      }
+      layer.k_bits = integer(where, list[i][0], 2, 16);
+      layer.v_bits = integer(where, list[i][1], 2, 16);
+    }
+  }
+
   void read_info() {
     const json info = structure("info", json::value_t::object);
     for (const auto& [key, value] : info.items()) {
@@ -255,6 +277,7 @@ Metadata artefact_metadata(const Artefact& artefact) {
       {"head_dim_k", model.head_dim_k},     {"head_dim_v", model.head_dim_v},
       {"weights_hash", model.weights_hash}};
   json ropes = json::array(), layers = json::array(), layer_ropes = json::array();
+  json layer_bits = json::array();
   for (const RopeSpec& rope : artefact.ropes) {
     ropes.push_back({{"pairing", kPairings.at(static_cast<std::size_t>(rope.pairing))},
                      {"magnitude", rope.magnitude}});
@@ -262,9 +285,13 @@ Metadata artefact_metadata(const Artefact& artefact) {
   for (const ArtefactLayer& layer : artefact.layers) {
     layers.push_back(layer.layer);
     layer_ropes.push_back(layer.rope);
+    layer_bits.push_back({layer.k_bits, layer.v_bits});
   }
   Metadata metadata;
   if (!artefact.bit_reversal) metadata[kBitReversal] = kBooleans[0];
+  if (!artefact.layers.empty() && artefact.layers.front().k_bits != 0) {
+    metadata[kLayerBits] = layer_bits.dump();
+  }
   try {
     metadata.merge(Metadata{{"format", kFormat},
                             {"format_version", std::to_string(kArtefactVersion)},

@@ -159,6 +159,17 @@ Artefact read_artefact(const Safetensors& file, const std::string& name, Probing
     artefact.layers[i].k_error = errors[2 * i];
     artefact.layers[i].v_error = errors[2 * i + 1];
   }
+  if (reader.find(kLossesTensor) != nullptr) {
+    const std::vector<float> losses = reader.floats(
+        kLossesTensor, {artefact.layers.size(), 2, kNumClipBits}, ", k and v of each layer");
+    auto next = losses.begin();
+    for (ArtefactLayer& layer : artefact.layers) {
+      for (std::vector<float>* side : {&layer.k_losses, &layer.v_losses}) {
+        side->assign(next, next + kNumClipBits);
+        next += kNumClipBits;
+      }
+    }
+  }
   reader.check_all_seen(artefact);
   check_artefact(artefact, name);
   for (std::size_t i = 0; i < probes.size(); ++i) {

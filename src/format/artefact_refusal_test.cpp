@@ -66,6 +66,37 @@ TEST_F(ArtefactRefusal, OtherBasisOrConvention) {
   refused({"'basis' is missing"});
 }
 
+TEST_F(ArtefactRefusal, BitsOfLayers) {
+  file_.metadata["layer_bits"] = "";
+  const auto bits_refused = [&](const char* bits, const Parts& parts,
+                                ErrorCode code = ErrorCode::kCorrupt) {
+    metadata_refused("layer_bits", bits, parts, code);
+  };
+  bits_refused("{}", {"'layer_bits'", "a JSON array"});
+  bits_refused("[[2,2],[2,2]]", {"lists 2 layers", "num_layers, 3"});
+  bits_refused("[[2,2],[2],[2,2]]", {"layer_bits of layer 1", "[bits of keys, bits of values]"});
+  bits_refused("[[2,2],[2,1],[2,2]]", {"layer_bits of layer 1", "2 to 16"});
+  bits_refused("[[2,2],[5,2],[2,2]]", {"layer 1 keys", "5"}, ErrorCode::kUnsupported);
+  bits_refused("[[2,2],[2.5,2],[2,2]]", {"layer_bits of layer 1", "whole number"});
+  file_.metadata["layer_bits"] = "[[2,3],[4,2],[3,3]]";
+  EXPECT_NO_THROW(file_.parse());
+  file_.metadata["bit_reversal"] = "no";
+  refused({"'bit_reversal'", "'no'", "false, true"});
+}
+
+TEST_F(ArtefactRefusal, LossesOfLayers) {
+  EditableFile::Tensor losses{DType::kF32, {kTestLayers, 2, 3}, {}};
+  losses.bytes.resize(kTestLayers * 6 * sizeof(float));
+  file_.tensors["bit_losses"] = losses;
+  EXPECT_NO_THROW(file_.parse());
+  file_.set_value("bit_losses", 7, -0.5f);
+  refused({"layer 1", "loss -0.5"});
+  file_.set_value("bit_losses", 7, NAN);
+  refused({"layer 1", "right: finite"});
+  file_.tensors["bit_losses"].shape = {kTestLayers, 3, 2};
+  refused({"'bit_losses'", "shape"});
+}
+
 TEST_F(ArtefactRefusal, UnknownNames) {
   metadata_refused("method", "oscar2", {"'oscar2'", "naive, quarot, oscar, oscar-plus"},
                    ErrorCode::kUnsupported);

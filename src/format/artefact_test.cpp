@@ -21,6 +21,7 @@ void expect_equal(const Artefact& a, const Artefact& b) {
   EXPECT_EQ(a.v_quant, b.v_quant);
   EXPECT_EQ(a.hadamard, b.hadamard);
   EXPECT_EQ(a.key_smoothing, b.key_smoothing);
+  EXPECT_EQ(a.bit_reversal, b.bit_reversal);
   EXPECT_EQ(a.ropes, b.ropes);
   EXPECT_EQ(a.info, b.info);
   ASSERT_EQ(a.layers.size(), b.layers.size());
@@ -43,6 +44,10 @@ void expect_equal(const Artefact& a, const Artefact& b) {
     EXPECT_EQ(x.v_spectrum, y.v_spectrum);
     EXPECT_EQ(x.k_error, y.k_error);
     EXPECT_EQ(x.v_error, y.v_error);
+    EXPECT_EQ(x.k_bits, y.k_bits);
+    EXPECT_EQ(x.v_bits, y.v_bits);
+    EXPECT_EQ(x.k_losses, y.k_losses);
+    EXPECT_EQ(x.v_losses, y.v_losses);
   }
 }
 
@@ -86,6 +91,30 @@ TEST(Artefact, SaveLoadSaveIsTheSame) {
   expect_equal(artefact, loaded);
   save_artefact(loaded, folder.file("b"));
   EXPECT_EQ(read_text(folder.file("a")), read_text(folder.file("b")));
+}
+
+// What only some artefacts have: bits and losses of layers, and H without P.
+TEST(Artefact, OptionalPartsAreKept) {
+  Artefact artefact = test_artefact();
+  const std::string without = serialize_artefact(artefact, "a");
+  for (const char* name : {"layer_bits", "bit_losses", "bit_reversal"}) {
+    EXPECT_EQ(without.find(name), std::string::npos) << name;
+  }
+  artefact.bit_reversal = false;
+  for (ArtefactLayer& layer : artefact.layers) {
+    layer.k_bits = 2 + layer.layer;
+    layer.v_bits = layer.layer == 2 ? 16 : 3;
+    layer.k_losses = {0.5f, 0.25f, 0.125f * static_cast<float>(layer.layer)};
+    layer.v_losses = {0.1f, 0.0f, 0.0f};
+  }
+  const Artefact again = EditableFile(artefact).parse();
+  expect_equal(again, artefact);
+  EXPECT_EQ(key_quant(again, again.layers[1]).bits, 3);
+  EXPECT_EQ(value_quant(again, again.layers[2]).bits, 16);
+  EXPECT_EQ(key_quant(again, again.layers[1]).codebook, artefact.k_quant.codebook);
+  const Artefact plain = test_artefact();
+  EXPECT_EQ(key_quant(plain, plain.layers[1]), plain.k_quant);
+  EXPECT_EQ(value_quant(plain, plain.layers[1]), plain.v_quant);
 }
 
 TEST(Artefact, ShapesOfKAndVMayDiffer) {

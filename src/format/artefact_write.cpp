@@ -27,6 +27,15 @@ ArtefactFile artefact_file(const Artefact& artefact, const std::string& name) {
     const std::vector<float>& inv_freq = artefact.ropes[r].inv_freq;
     tensors[rope_tensor_name(r)] = view_of(inv_freq, {inv_freq.size()});
   }
+  if (!artefact.layers.front().k_losses.empty()) {
+    std::vector<float>& losses = out.derived.emplace_back();
+    for (const ArtefactLayer& layer : artefact.layers) {
+      for (const std::vector<float>* side : {&layer.k_losses, &layer.v_losses}) {
+        losses.insert(losses.end(), side->begin(), side->end());
+      }
+    }
+    tensors[kLossesTensor] = view_of(losses, {artefact.layers.size(), 2, kNumClipBits});
+  }
   std::vector<float>& errors = out.derived.emplace_back();
   for (const ArtefactLayer& layer : artefact.layers) {
     visit_layer_fields(layer, [&](const LayerField& field, const std::vector<float>& values) {

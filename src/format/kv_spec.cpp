@@ -15,7 +15,8 @@ namespace {
 constexpr const char* kHostTypes[] = {"f16", "q8_0", "q4_0"};
 constexpr int kLegalBits[] = {2, 3, 4, 16};
 constexpr const char* kOptionList =
-    "k2v2 (bits 2, 3, 4, 16), sink=N, recent=N, group=N, no-u, no-p, no-hadamard, no-clip, "
+    "k2v2 (bits 2, 3, 4, 16), bits=2.5, sink=N, recent=N, group=N, no-u, no-p, no-hadamard, "
+    "no-clip, "
     "no-mean, "
     "unbiased, float";
 
@@ -105,6 +106,8 @@ class Parser {
         spec_.sink_tokens = number(option, value, 0, kMaxWindowTokens, 1);
       } else if (key == "recent") {
         spec_.recent_tokens = number(option, value, 0, kMaxWindowTokens, 1);
+      } else if (key == "bits") {
+        spec_.bit_budget = budget(option, value);
       } else if (key == "group") {
         spec_.group_size = number(option, value, kGroupMultiple, kMaxHeadDim, kGroupMultiple);
       } else {
@@ -163,6 +166,18 @@ class Parser {
       refuse("option " + in_quotes(option) + " has the value " + in_quotes(digits) +
              "; legal: whole numbers from " + std::to_string(min) + " to " + std::to_string(max) +
              (multiple > 1 ? ", multiples of " + std::to_string(multiple) : ""));
+    }
+    return value;
+  }
+
+  double budget(const std::string& option, const std::string& digits) const {
+    double value = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value,
+                                              std::chars_format::fixed);
+    if (error != std::errc() || end != digits.data() + digits.size() ||
+        !(value >= kMinBitBudget && value <= kMaxBitBudget)) {
+      refuse("option " + in_quotes(option) + " has the value " + in_quotes(digits) +
+             "; legal: numbers from 2 to 16, as 2.5");
     }
     return value;
   }

@@ -2,6 +2,7 @@
 // options.
 //
 //   k2v2 k3v2 k16v16 ...         bits of keys and values: 2, 3, 4, 16
+//   bits=2.5                     stored bits a value, spent by layer and side (of a FILE)
 //   sink=N recent=N              window in tokens (64, 256)
 //   group=N                      channels a scale
 //   no-u no-p no-hadamard no-clip no-mean  leave a part out
@@ -19,6 +20,7 @@ namespace oscar {
 inline constexpr int kDefaultSinkTokens = 64;
 inline constexpr int kDefaultRecentTokens = 256;
 inline constexpr int kMaxWindowTokens = 1 << 20;  // of sink=N and recent=N, each
+inline constexpr double kMinBitBudget = 2, kMaxBitBudget = 16;
 
 struct KvSpec {
   enum class Kind { kHostType, kMethod, kFile };
@@ -28,6 +30,7 @@ struct KvSpec {
   Method method = Method::kQuarot;  // kMethod
   std::string file;                 // kFile: path of an artefact
   std::optional<int> k_bits, v_bits, group_size;
+  std::optional<double> bit_budget;  // bits=2.5; not together with k_bits
   int sink_tokens = kDefaultSinkTokens;
   int recent_tokens = kDefaultRecentTokens;
   bool no_eigenbasis = false, no_permutation = false;  // no-u, no-p

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/error.h"
 #include "base/test_files.h"
 
 namespace oscar {
@@ -72,6 +73,19 @@ TEST(KvSpec, OneOptionAtATime) {
   EXPECT_TRUE(parse_kv_spec("oscar:unbiased").unbiased);
   EXPECT_TRUE(parse_kv_spec("oscar:float").force_float);
   EXPECT_FALSE(parse_kv_spec("oscar:float").unbiased);
+}
+
+TEST(KvSpec, BitBudget) {
+  EXPECT_EQ(parse_kv_spec("a.safetensors:bits=2.5,sink=0").bit_budget, 2.5);
+  EXPECT_EQ(parse_kv_spec("a.safetensors:bits=3").bit_budget, 3.0);
+  EXPECT_FALSE(parse_kv_spec("a.safetensors:k2v2").bit_budget);
+  for (const char* value : {"", "1.9", "17", "nan", "inf", "2.5x", "0x3", "-2.5", "2,5"}) {
+    const std::string text = std::string("oscar:bits=") + value;
+    EXPECT_THROW(parse_kv_spec(text), Error) << text;
+  }
+  refused("oscar:bits=1.9", {"'bits=1.9'", "numbers from 2 to 16"});
+  refused("oscar:bits=2.5,k3v2", {"'k3v2'", "bits was set before"});
+  refused("oscar:k3v2,bits=2.5", {"'bits=2.5'", "bits was set before"});
 }
 
 TEST(KvSpec, Bits) {

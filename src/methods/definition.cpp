@@ -53,12 +53,17 @@ const Definition& definition(Method method) {
 void check(Method method, const Artefact& artefact) {
   const Definition& d = definition(method);
   const std::string name = method_name(method);
-  for (const auto& [side, quant] :
-       {std::pair{"keys", &artefact.k_quant}, {"values", &artefact.v_quant}}) {
-    if (contains(d.legal_bits, quant->bits)) continue;
+  const auto check_bits = [&](const char* side, int bits) {
+    if (contains(d.legal_bits, bits)) return;
     throw Error(ErrorCode::kInvalidArgument, name + " stores no " + side + " at " +
-                                                 std::to_string(quant->bits) +
+                                                 std::to_string(bits) +
                                                  " bits; legal: " + list_text(d.legal_bits));
+  };
+  check_bits("keys", artefact.k_quant.bits);
+  check_bits("values", artefact.v_quant.bits);
+  for (const ArtefactLayer& layer : artefact.layers) {
+    check_bits("keys", key_quant(artefact, layer).bits);
+    check_bits("values", value_quant(artefact, layer).bits);
   }
   if (!d.token_groups.empty() && !contains(d.token_groups, artefact.k_quant.group_size)) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -79,17 +84,18 @@ std::unique_ptr<RowCoder> make_key_coder(const Artefact& artefact, const Artefac
   if (d.packed()) return nullptr;
   check(artefact.method, artefact);
   if (layer.rope < 0) rope = nullptr;
-  return d.key_coder({layer.num_kv_heads, layer.head_dim_k, artefact.k_quant,
-                      clip_for(layer.k_clip, artefact.k_quant.bits), layer.k_mean,
-                      std::move(rope)});
+  const QuantSpec quant = key_quant(artefact, layer);
+  return d.key_coder({layer.num_kv_heads, layer.head_dim_k, quant,
+                      clip_for(layer.k_clip, quant.bits), layer.k_mean, std::move(rope)});
 }
 
 std::unique_ptr<RowCoder> make_value_coder(const Artefact& artefact, const ArtefactLayer& layer) {
   const Definition& d = definition(artefact.method);
   if (d.packed()) return nullptr;
   check(artefact.method, artefact);
-  return d.value_coder({layer.num_kv_heads, layer.head_dim_v, artefact.v_quant,
-                        clip_for(layer.v_clip, artefact.v_quant.bits), layer.v_mean, nullptr});
+  const QuantSpec quant = value_quant(artefact, layer);
+  return d.value_coder({layer.num_kv_heads, layer.head_dim_v, quant,
+                        clip_for(layer.v_clip, quant.bits), layer.v_mean, nullptr});
 }
 
 SideBytes bytes_per_token(const Artefact& artefact, const ArtefactLayer& layer) {
@@ -100,7 +106,8 @@ SideBytes bytes_per_token(const Artefact& artefact, const ArtefactLayer& layer) 
       const PlaneLayout layout{head_dim, quant};
       return static_cast<double>(layer.num_kv_heads * layout.plane_bytes()) / kPageSize;
     };
-    return {plane(layer.head_dim_k, artefact.k_quant), plane(layer.head_dim_v, artefact.v_quant)};
+    return {plane(layer.head_dim_k, key_quant(artefact, layer)),
+            plane(layer.head_dim_v, value_quant(artefact, layer))};
   }
   const auto keys = make_key_coder(artefact, layer, nullptr);
   const auto values = make_value_coder(artefact, layer);

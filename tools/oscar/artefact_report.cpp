@@ -77,9 +77,25 @@ std::string figure(const char* pattern, double value) {
 
 Json number_or_null(double value) { return std::isnan(value) ? Json() : Json(value); }
 
-}  // namespace
+// Why layers have the bits that they have.
+void print_bit_losses(const Artefact& artefact) {
+  std::vector<std::vector<std::string>> table = {
+      {"layer", "K bits", "V bits", "K loss at 2", "at 3", "at 4", "V loss at 2", "at 3", "at 4"}};
+  for (const ArtefactLayer& layer : artefact.layers) {
+    table.push_back({std::to_string(layer.layer), std::to_string(key_quant(artefact, layer).bits),
+                     std::to_string(value_quant(artefact, layer).bits)});
+    for (const std::vector<float>* losses : {&layer.k_losses, &layer.v_losses}) {
+      for (const float loss : *losses)
+        table.back().push_back(figure("%.5f", static_cast<double>(loss)));
+    }
+  }
+  print_table(table);
+  std::printf(
+      "loss: nats a token of the model's predictions with this side alone at so many bits; bits "
+      "went where the loss falls most for its bytes\n");
+}
 
-void print_layers(const Artefact& artefact) {
+void print_layers_alone(const Artefact& artefact) {
   std::vector<std::vector<std::string>> table = {{"layer", "KV heads", "head size", "K basis",
                                                   "V basis", "K spread", "V spread", "K clip",
                                                   "V clip", "K error", "V error"}};
@@ -91,8 +107,8 @@ void print_layers(const Artefact& artefact) {
                      key_transform_text(layer), value_transform_text(layer),
                      figure("%.3f", spectrum_spread(layer.k_spectrum, layer.num_kv_heads)),
                      figure("%.3f", spectrum_spread(layer.v_spectrum, layer.num_kv_heads)),
-                     figure("%.3f", mean_clip(layer.k_clip, artefact.k_quant.bits)),
-                     figure("%.3f", mean_clip(layer.v_clip, artefact.v_quant.bits)),
+                     figure("%.3f", mean_clip(layer.k_clip, key_quant(artefact, layer).bits)),
+                     figure("%.3f", mean_clip(layer.v_clip, value_quant(artefact, layer).bits)),
                      figure("%.4f", static_cast<double>(layer.k_error)),
                      figure("%.4f", static_cast<double>(layer.v_error))});
   }
@@ -102,14 +118,22 @@ void print_layers(const Artefact& artefact) {
       "row's magnitudes; error: squared error of logits and outputs, relative\n");
 }
 
+}  // namespace
+
+void print_layers(const Artefact& artefact) {
+  print_layers_alone(artefact);
+  if (!artefact.layers.front().k_losses.empty()) print_bit_losses(artefact);
+}
+
 void print_artefact(const Artefact& artefact) {
   const ModelFingerprint& model = artefact.model;
   const auto line = [](const std::string& name, const std::string& value) {
     std::printf("%s: %s\n", one_line(name, 60).c_str(), one_line(value, 200).c_str());
   };
   line("method", method_name(artefact.method));
-  line("keys", quant_text(artefact.k_quant));
-  line("values", quant_text(artefact.v_quant));
+  const bool own_bits = artefact.layers.front().k_bits != 0;
+  line("keys", quant_text(artefact.k_quant) + (own_bits ? "; bits by layer, see below" : ""));
+  line("values", quant_text(artefact.v_quant) + (own_bits ? "; bits by layer, see below" : ""));
   line("model", format("%s, %d layers, %d query heads, %d KV heads, head size %d/%d",
                        one_line(model.architecture, 60).c_str(), model.num_layers,
                        model.num_q_heads, model.num_kv_heads, model.head_dim_k, model.head_dim_v));
@@ -149,10 +173,14 @@ Json artefact_json(const Artefact& artefact) {
          {"head_dim_v", layer.head_dim_v},
          {"k_spread", number_or_null(spectrum_spread(layer.k_spectrum, layer.num_kv_heads))},
          {"v_spread", number_or_null(spectrum_spread(layer.v_spectrum, layer.num_kv_heads))},
-         {"k_clip", mean_clip(layer.k_clip, artefact.k_quant.bits)},
-         {"v_clip", mean_clip(layer.v_clip, artefact.v_quant.bits)},
+         {"k_clip", mean_clip(layer.k_clip, key_quant(artefact, layer).bits)},
+         {"v_clip", mean_clip(layer.v_clip, value_quant(artefact, layer).bits)},
          {"k_error", layer.k_error},
          {"v_error", layer.v_error},
+         {"k_bits", key_quant(artefact, layer).bits},
+         {"v_bits", value_quant(artefact, layer).bits},
+         {"k_losses", layer.k_losses},
+         {"v_losses", layer.v_losses},
          {"key_mean", !layer.k_mean.empty()},
          {"value_mean", !layer.v_mean.empty()}});
   }

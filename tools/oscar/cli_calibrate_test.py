@@ -145,6 +145,68 @@ class Calibration(CliTest):
         self.assertIn(str(kept[0]), first.err)
         self.assertIn(str(kept[0]), second.err)
 
+    def test_bits_go_where_they_count(self):
+        model, artefact = self.tiny(), str(self.folder / "a.safetensors")
+        text, path = self.write("text.txt", self.words(3000)), self.folder / "a.json"
+        self.good(
+            *self.calibrate(
+                model, text, more=["--tokens", "1100", "--bits", "2.75", "--json", str(path)]
+            )
+        )
+        document = json.loads(path.read_text())
+        self.assertEqual(document["info"]["bits.budget"], "2.75")
+        self.assertEqual(document["info"]["bits.stored"], "2.75")
+        # Four sides of the same size at 2.25 bits: a step of one of them is a quarter of a bit.
+        layers = document["layers"]
+        bits = {
+            (layer["layer"], side): layer[f"{side}_bits"] for layer in layers for side in ("k", "v")
+        }
+        self.assertEqual(sum(bits.values()), 4 * 2 + 2)
+        losses = {
+            (layer["layer"], side): layer[f"{side}_losses"]
+            for layer in layers
+            for side in ("k", "v")
+        }
+        for side, loss in losses.items():
+            self.assertEqual(sorted(loss, reverse=True), loss, side)
+            self.assertGreater(loss[0], 0, side)
+        # What was bought gains at least as much as the next step of a side that got nothing.
+        gained = [loss[0] - loss[bits[side] - 2] for side, loss in losses.items() if bits[side] > 2]
+        missed = [loss[0] - loss[1] for side, loss in losses.items() if bits[side] == 2]
+        self.assertGreaterEqual(max(gained), max(missed))
+        self.assertIn("V loss at 2", self.good("inspect", artefact).out)
+
+        kvs = [artefact, artefact + ":bits=3", artefact + ":k3v2"]
+        run = self.folder / "run.json"
+        options = [part for kv in kvs for part in ("--kv", kv)]
+        self.good(*self.ask(model, *options, "--json", str(run)))
+        self.refused(*self.ask(model, "--kv", artefact + ":bits=2.1"), names=["2.1", "2.25"])
+
+    def test_budgets_that_cannot_be_had(self):
+        model, text = self.tiny(), self.write("text.txt", self.words(3000))
+        for more, names in (
+            (["--bits", "2.1"], ["2.1", "at least 2.25"]),
+            (["--bits", "3", "--method", "rotatekv"], ["rotatekv", "same bits"]),
+            (["--bits", "3", "--tokens", "1000"], ["--tokens 1000", "1024"]),
+        ):
+            self.refused(*self.calibrate(model, text, more=more), names=names)
+        self.good(*self.calibrate(model, text, more=["--tokens", "600"]))
+        plain = str(self.folder / "a.safetensors")
+        self.refused(*self.ask(model, "--kv", plain + ":bits=3"), names=[plain, "no losses"])
+
+    def test_parts_are_left_out(self):
+        model, path = self.tiny(), self.folder / "a.json"
+        text = self.write("text.txt", self.words(3000))
+        for part in ("no-u", "no-p", "target=raw", "per-layer", "no-p,per-layer"):
+            more = ["--tokens", "600", "--method", "oscar", "--ablation", part, "--json", str(path)]
+            self.good(*self.calibrate(model, text, more=more))
+            self.assertEqual(json.loads(path.read_text())["info"]["fit.ablation"], part)
+        for part, names in (
+            ("no-x", ["'no-x'", "no-u, no-p, target=raw, per-layer"]),
+            ("no-u,target=raw", ["no-u", "target=raw"]),
+        ):
+            self.refused(*self.calibrate(model, text, more=["--ablation", part]), names=names)
+
     def test_foreign_artefacts(self):
         model = self.tiny()
         for data in (

@@ -69,6 +69,10 @@ class Plan(CliTest):
         text = self.write("text.txt", self.words(2000))
         self.good("calibrate", "-m", model, "-f", text, "--tokens", "512", "-o", artefact)
         self.check(model, 1000, [artefact, artefact + ":k3v2"])
+        bits = str(self.folder / "b.safetensors")
+        options = ["--tokens", "1100", "--bits", "2.75", "-o", bits]
+        self.good("calibrate", "-m", model, "-f", text, *options)
+        self.check(model, 1000, [bits, bits + ":bits=3.5", bits + ":k3v2"])
         # Before there is one, the method's bytes are the same.
         rows = self.plan(model, "-c", "1000", "--kv", "oscar-plus", "--kv", artefact)["results"]
         self.assertEqual(rows[0]["bytes"], rows[1]["bytes"])

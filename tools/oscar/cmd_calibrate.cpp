@@ -6,7 +6,9 @@
 #include "base/error.h"
 #include "calibrate/methods.h"
 #include "commands.h"
+#include "eval/bit_sensitivity.h"
 #include "eval/calibration_run.h"
+#include "format/kv_spec.h"
 #include "output_file.h"
 #include "support.h"
 
@@ -21,6 +23,7 @@ struct CalibrateCommand {
   std::string method = method_name(Method::kOscarPlus);
   std::uint64_t seed = 1;
   std::string ablation;
+  double bits = 0;
   std::string output;
 };
 
@@ -38,6 +41,12 @@ void run_calibrate(const CalibrateCommand& command) {
                                             ? calibrate::FitVariant{}
                                             : calibrate::parse_fit_variant(command.ablation);
   calibrate::check_fit_variant(variant, method);
+  if (command.bits > 0 && command.tokens < eval::kMinCalibrationTokens + eval::kSensitivityTokens) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "--tokens " + std::to_string(command.tokens) + ": with --bits at least " +
+                    std::to_string(eval::kMinCalibrationTokens + eval::kSensitivityTokens) + ", " +
+                    std::to_string(eval::kSensitivityTokens) + " of them to measure layers on");
+  }
   check_output(command.output, OutputKind::kArtefact);
   check_distinct(command.output, command.common.json);
   std::vector<std::string> paths = command.texts;
@@ -53,6 +62,7 @@ void run_calibrate(const CalibrateCommand& command) {
   eval::CalibrationOptions options;
   options.method = method;
   options.variant = variant;
+  options.bit_budget = command.bits;
   options.num_tokens = command.tokens;
   options.seed = command.seed;
   options.progress = [&](std::int64_t done, std::int64_t total) { progress->update(done, total); };
@@ -97,6 +107,12 @@ void add_calibrate(CLI::App* program) {
   app->add_option("--method", command->method, "oscar-plus, or oscar (arXiv 2605.17757)")
       ->capture_default_str();
   app->add_option("--seed", command->seed, "of the rows that are sampled")->capture_default_str();
+  app->add_option("--bits", command->bits,
+                  "stored bits a value, as 2.5, spent over layers, keys and values by what each "
+                  "loses on " +
+                      std::to_string(eval::kSensitivityTokens) +
+                      " tokens held out; takes two short passes a layer")
+      ->check(CLI::Range(kMinBitBudget, kMaxBitBudget));
   app->add_option("--ablation", command->ablation,
                   "leave parts out, comma-separated: no-u (H·P in place of U·H·P), no-p (no bit "
                   "reversal), target=raw (U of KᵀK and VᵀV), per-layer (one U for all KV heads)");

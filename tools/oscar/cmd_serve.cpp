@@ -95,6 +95,7 @@ void check_threads(int threads) {
 // What else changes the meaning of codes, in one order however it was given.
 std::string options_of(const KvSpec& spec) {
   std::string text = spec.group_size ? "group=" + std::to_string(*spec.group_size) : "";
+  if (spec.bit_budget) text += (text.empty() ? "" : ",") + format("bits=%.17g", *spec.bit_budget);
   const auto add = [&text](bool set, const char* name) {
     if (set) text += (text.empty() ? "" : ",") + std::string(name);
   };
