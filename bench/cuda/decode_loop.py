@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """A decode step end to end: all layers of a Qwen3-8B and a Qwen3-4B shape with random weights, one
 CUDA graph; matrices by cuBLAS (through torch), attention by OSCAR over its codes, through the C
-interface of liboscar_cuda.so, or by FlashAttention 3 over BF16 (contiguous).
+interface of liboscar_cuda.so, or over BF16 by FlashAttention 3 (contiguous) and, where its library
+is given, by FlashInfer (paged).
 
-Usage: decode_loop.py LIBOSCAR_CUDA JSON_FILE [COMMIT]
+Usage: decode_loop.py LIBOSCAR_CUDA JSON_FILE [COMMIT [LIBOSCAR_CUDA_FLASHINFER_LOOP]]
 
 A layer: query, key and value projection; the query's transform; encoding of the new token with its
 exact copies; attention; output projection (the inverse of the values' transform is absorbed there);
@@ -12,7 +13,7 @@ are left out. Caches of large batches are shared by the layers (a model's would 
 every launch still reads far more than the L2 holds.
 
 Printed and written: milliseconds a step; the same without attention; what the kernels' own times
-predict, and the limit that free attention would set.
+predict, and the limit that free attention would set. Speedups are over the faster of the two.
 """
 
 import ctypes
@@ -22,6 +23,14 @@ import statistics
 import sys
 
 import torch
+from bf16_caches import (
+    HEAD_DIM,
+    MOST_CACHE_BYTES,
+    Bf16Cache,
+    FlashInferCache,
+    pointer,
+    stream_pointer,
+)
 
 SINKS, RECENT = 64, 256
 MODELS = {
@@ -29,9 +38,7 @@ MODELS = {
     "qwen3-4b": {"layers": 36, "hidden": 2560, "q_heads": 32, "kv_heads": 8, "ffn": 9728},
 }
 VOCABULARY = 151936
-HEAD_DIM = 128
 SIZES = [(b, c) for b in (1, 8, 32) for c in (30000, 60000, 100000)]
-MOST_CACHE_BYTES = 30e9
 
 
 class Quant(ctypes.Structure):
@@ -106,14 +113,6 @@ class Library:
     def __call__(self, name, *args):
         if getattr(self.dll, name)(*args) != 0:
             raise RuntimeError(f"{name}: {self.dll.oscar_cuda_last_error().decode()}")
-
-
-def pointer(tensor):
-    return ctypes.c_void_p(tensor.data_ptr())
-
-
-def stream_pointer():
-    return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
 
 
 class OscarCache:
@@ -236,40 +235,6 @@ class OscarCache:
         )
 
 
-class Bf16Cache:
-    """Contiguous BF16 keys and values, FlashAttention 3; the new token is written too."""
-
-    def __init__(self, model, batch, context):
-        import fa3_fwd_interface
-
-        self.fa3, self.model, self.batch = fa3_fwd_interface, model, batch
-        layer_bytes = batch * context * model["kv_heads"] * 4 * HEAD_DIM
-        self.buffers = max(1, min(model["layers"], int(MOST_CACHE_BYTES / layer_bytes)))
-        self.kv = torch.empty(
-            self.buffers,
-            2,
-            batch,
-            context,
-            model["kv_heads"],
-            HEAD_DIM,
-            dtype=torch.bfloat16,
-            device="cuda",
-        )
-        for part in self.kv.view(-1, context, model["kv_heads"], HEAD_DIM):
-            part.normal_()
-
-    def attend(self, layer, qkv, out):
-        model, kv = self.model, self.kv[layer % self.buffers]
-        q_width, kv_width = model["q_heads"] * HEAD_DIM, model["kv_heads"] * HEAD_DIM
-        for side in range(2):
-            new = qkv[:, q_width + side * kv_width : q_width + (side + 1) * kv_width]
-            kv[side, :, -1].copy_(new.view(self.batch, model["kv_heads"], HEAD_DIM))
-        q = qkv[:, :q_width].view(self.batch, 1, model["q_heads"], HEAD_DIM)
-        result = self.fa3.flash_attn_with_kvcache(q, kv[0], kv[1], num_splits=0, pack_gqa=True)
-        result = result[0] if isinstance(result, tuple) else result
-        out.copy_(result.reshape(self.batch, q_width))
-
-
 class Step:
     """The matrices of a model, and one decode step over them."""
 
@@ -351,6 +316,13 @@ def attention_ms(step, batch, attend):
 
 def main():
     library = Library(sys.argv[1])
+    flashinfer = ctypes.CDLL(sys.argv[4]) if len(sys.argv) > 4 else None
+    makers = {
+        "oscar": lambda *shape: OscarCache(library, *shape),
+        "fa3": Bf16Cache,
+    }
+    if flashinfer is not None:
+        makers["flashinfer"] = lambda *shape: FlashInferCache(flashinfer, *shape)
     results = []
     for name, model in MODELS.items():
         step = Step(model)
@@ -358,25 +330,25 @@ def main():
             row = {"model": name, "batch": batch, "context": context}
             matrices = step.milliseconds(batch, None)
             row["matrices_ms"] = matrices
-            for kind in ("oscar", "fa3"):
-                cache = (
-                    OscarCache(library, model, batch, context)
-                    if kind == "oscar"
-                    else Bf16Cache(model, batch, context)
-                )
+            for kind, make in makers.items():
+                cache = make(model, batch, context)
                 row[f"{kind}_ms"] = step.milliseconds(batch, cache.attend)
                 row[f"{kind}_attention_ms"] = attention_ms(step, batch, cache.attend)
                 row[f"{kind}_predicted_ms"] = matrices + row[f"{kind}_attention_ms"]
                 del cache
                 torch.cuda.empty_cache()
-            row["speedup"] = row["fa3_ms"] / row["oscar_ms"]
-            row["predicted_speedup"] = row["fa3_predicted_ms"] / row["oscar_predicted_ms"]
-            row["limit"] = row["fa3_ms"] / matrices
+            rivals = [kind for kind in makers if kind != "oscar"]
+            rival = min(rivals, key=lambda kind: row[f"{kind}_ms"])
+            row["rival"] = rival
+            row["speedup"] = row[f"{rival}_ms"] / row["oscar_ms"]
+            row["predicted_speedup"] = row[f"{rival}_predicted_ms"] / row["oscar_predicted_ms"]
+            row["limit"] = row[f"{rival}_ms"] / matrices
             results.append(row)
             print(
                 f"{name} bs{batch} {context}: oscar {row['oscar_ms']:.2f} ms (predicted "
-                f"{row['oscar_predicted_ms']:.2f}), fa3 {row['fa3_ms']:.2f}, matrices "
-                f"{matrices:.2f}; {row['speedup']:.2f} times, predicted "
+                f"{row['oscar_predicted_ms']:.2f}), "
+                + "".join(f"{kind} {row[f'{kind}_ms']:.2f}, " for kind in rivals)
+                + f"matrices {matrices:.2f}; {row['speedup']:.2f} times {rival}, predicted "
                 f"{row['predicted_speedup']:.2f}, limit {row['limit']:.2f}",
                 flush=True,
             )
