@@ -29,12 +29,13 @@ __global__ void fill(bf16_t* rows, std::int64_t count) {
   }
 }
 
-enum class Transform { kNone, kOrdered, kTensor, kHadamard };
+enum class Transform { kNone, kOrdered, kTensor, kHadamard, kMean };
 const char* name_of(Transform transform) {
   switch (transform) {
     case Transform::kNone: return "rotated rows";
     case Transform::kOrdered: return "ordered transform";
     case Transform::kTensor: return "tensor-core transform";
+    case Transform::kMean: return "tensor-core transform less mean";
     default: return "tensor-core Hadamard";
   }
 }
@@ -64,15 +65,33 @@ void run_size(std::int64_t num_tokens, Transform mode, Codebook codebook, ScaleF
                     : normal(random);
   }
   DeviceBuffer<float> transform(matrix), clip(std::vector<float>(kHeads, 0.94f));
-  const bool has_image = mode == Transform::kTensor || mode == Transform::kHadamard;
+  const bool has_image = mode != Transform::kNone && mode != Transform::kOrdered;
   DeviceBuffer<std::uint8_t> image(has_image ? cuda::transform_image_bytes(kHeads, kHeadDim) : 0);
   if (has_image) {
     const cuda::Status status =
         cuda::run_prepare_transform(transform.data(), kHeads, kHeadDim, image.data(), nullptr);
     if (!status.ok()) throw Error(ErrorCode::kUnsupported, status.message);
   }
+  // Means of keys before RoPE and of values; angles are any.
+  std::vector<float> means(std::size_t{kHeads} * kHeadDim), turns(std::size_t(pages * kHeadDim));
+  for (float& x : means) x = 8 * normal(random);
+  for (std::size_t i = 0; i < turns.size(); i += 2) {
+    turns[i] = static_cast<float>(std::cos(double(i)));
+    turns[i + 1] = static_cast<float>(std::sin(double(i)));
+  }
+  std::vector<std::int32_t> positions(static_cast<std::size_t>(num_tokens));
+  std::iota(positions.begin(), positions.end(), 0);
+  turns.resize(std::max<std::size_t>(turns.size(), 64 * kHeadDim));
+  DeviceBuffer<float> mean(means), turn(turns);
+  DeviceBuffer<std::int32_t> position(positions);
   const auto launch = [&](int index, cudaStream_t stream) {
     cuda::EncodeParams p;
+    if (mode == Transform::kMean) {
+      p.sides[0].mean = p.sides[1].mean = mean.data();
+      p.positions = position.data();
+      p.rope_tile = p.rope_start = turn.data();
+      p.num_pairs = kHeadDim / 2;
+    }
     const int layer = index % layers;
     for (int side = 0; side < 2; ++side) {
       cuda::EncodeSide& s = p.sides[side];
@@ -113,8 +132,8 @@ int run(int argc, char** argv) {
   }
   Report report;
   for (const std::int64_t tokens : {100000, 32}) {
-    for (const Transform mode :
-         {Transform::kNone, Transform::kHadamard, Transform::kTensor, Transform::kOrdered}) {
+    for (const Transform mode : {Transform::kNone, Transform::kHadamard, Transform::kTensor,
+                                 Transform::kMean, Transform::kOrdered}) {
       run_size(tokens, mode, Codebook::kAffine, ScaleFit::kPlain, report);
       run_size(tokens, mode, Codebook::kSymmetric, ScaleFit::kPlain, report);
       run_size(tokens, mode, Codebook::kSymmetric, ScaleFit::kUnbiased, report);

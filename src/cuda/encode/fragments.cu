@@ -31,8 +31,8 @@ cudaError_t launch(const EncodeParams& params, bool is_packed, const Card& card,
       return sm90::run_packed(params, kHeadDim, kSource == Source::kLessMean, card, stream);
     }
     return launch_many(encode_packed_kernel<kHeadDim, kSource, WarpProduct>, params,
-                       kPackedThreads<kSource> / 32, 1, kPackedWarpBytes<kHeadDim, kSource>,
-                       image_bytes, card, stream);
+                       kPackedThreads / 32, 1, kPackedWarpBytes<kHeadDim, kSource>, image_bytes,
+                       card, stream);
   }
   constexpr int kWarps = kFragmentThreads<kSource> / 32;  // no fewer
   return launch_many(encode_fragments_kernel<kHeadDim, kSource>, params, kWarps, kWarps,

@@ -32,12 +32,17 @@ __device__ __forceinline__ void encode_packed(const Rows& v, int side, const Row
     threshold = kIsExact ? ptx::float_from_f16(found.key) : packed.exact_statistic(found, load);
   }
   RowScale scale = packed.choose_scale(rules, threshold, load);
-  if (rules.fit == ScaleFit::kPlain) {
-    to_halves<kHalves>(is_own_live && !packed.is_fine, is_odd);
-    const uint32_t stored = __float_as_uint(scale.scale * packed.inverse_factor) >> 16 |
-                            (__float_as_uint(scale.zero) & 0xffff0000u);
+  const auto store_scale = [&](float value) {
+    const uint32_t stored =
+        __float_as_uint(value) >> 16 | (__float_as_uint(scale.zero) & 0xffff0000u);
     to_halves<kHalves>(stored, scale_zero);
-    if constexpr (kIsExact) {
+  };
+  if (!kIsExact || rules.fit == ScaleFit::kPlain) {
+    to_halves<kHalves>(is_own_live && !packed.is_fine, is_odd);
+  }
+  if constexpr (kIsExact) {
+    if (rules.fit == ScaleFit::kPlain) {
+      store_scale(scale.scale * packed.inverse_factor);
       packed.choose_bytes(scale, threshold, side, rows);
       return;
     }
@@ -46,10 +51,10 @@ __device__ __forceinline__ void encode_packed(const Rows& v, int side, const Row
   scale.scale *= packed.inverse_factor;
   scale.inverse *= packed.factor;
   if constexpr (!kIsExact) {
-    if (rules.fit == ScaleFit::kPlain) {
-      packed.level_bytes(scale, threshold * packed.inverse_factor, side, load, rows);
-      return;
-    }
+    const float fitted =
+        packed.level_bytes(scale, rules.fit, threshold * packed.inverse_factor, side, load, rows);
+    store_scale(round_to_bf16(fitted));
+    return;
   }
   // A fitted scale is a sum over rows and codes in float32: one half at a time, as registers are
   // scarce.
@@ -117,9 +122,8 @@ __device__ __forceinline__ void store_packed(const TileJob& job, const RowRules&
 // float32 or, before, what BF16 leaves of rows less the mean.
 template <int kHeadDim, Source kSource>
 inline constexpr int kPackedWarpBytes = (kSource == Source::kRotated ? 2 : 3) * kSlab* kHeadDim * 2;
-// At most: 168 registers a thread, 255 with the mean.
-template <Source kSource>
-inline constexpr int kPackedThreads = kSource == Source::kLessMean ? 256 : 384;
+// At most: 168 registers a thread.
+inline constexpr int kPackedThreads = 384;
 
 // Rows in float32 in shared memory, sixteen bytes a lane at a time.
 template <int kTiles>
@@ -155,7 +159,7 @@ struct SpareRows {
 // where its kTogether is true, groups of four warps walk their tiles together. grid: (blocks,
 // heads, sides).
 template <int kHeadDim, Source kSource, typename Product>
-__global__ void __launch_bounds__(kPackedThreads<kSource>, 1)
+__global__ void __launch_bounds__(kPackedThreads, 1)
     encode_packed_kernel(const __grid_constant__ EncodeParams params) {
   extern __shared__ __align__(16) std::uint8_t shared[];
   constexpr int kTiles = kHeadDim / 8, kTileBytes = kSlab * kHeadDim * 2;

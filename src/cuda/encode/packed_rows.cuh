@@ -301,16 +301,22 @@ struct PackedRows {
   }
 
   // The same of rows in float32, by their levels; s and threshold in the units of the rows.
-  // load(h, half): row h.
+  // load(h, half): row h. Returns the fitted scale of the own row where `fit` asks for one, else
+  // s.scale.
   template <typename Load>
-  __device__ __forceinline__ void level_bytes(const RowScale& s, float threshold, int side,
-                                              Load load, RowBytes (&rows)[kHalves]) const {
+  __device__ __forceinline__ float level_bytes(const RowScale& s, ScaleFit fit, float threshold,
+                                               int side, Load load,
+                                               RowBytes (&rows)[kHalves]) const {
     const LevelLine line = level_line(s, threshold);
-    float slopes[kHalves], offsets[kHalves], spans[kHalves], firsts[kHalves];
+    float slopes[kHalves], offsets[kHalves], spans[kHalves], firsts[kHalves], middles[kHalves];
     to_halves<kHalves>(line.slope, slopes);
     to_halves<kHalves>(line.offset, offsets);
     to_halves<kHalves>(line.span, spans);
     to_halves<kHalves>(line.first, firsts);
+    to_halves<kHalves>(s.zero + kMagic, middles);
+    // Σ x·c and Σ x² or Σ c² of values x and codes less the zero point c: a fit in units of the
+    // scale needs no decoded values.
+    float products[kHalves] = {}, squares[kHalves] = {};
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
       RowFragment<kTiles> half;
@@ -324,8 +330,26 @@ struct PackedRows {
           codes[n][e] = __float_as_uint(fmaf(part, spans[h], firsts[h]));
         }
       }
+      if (fit != ScaleFit::kPlain) {
+        const bool is_unbiased = fit == ScaleFit::kUnbiased;
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const float x = half[n][e], c = __uint_as_float(codes[n][e]) - middles[h];
+            const float squared = is_unbiased ? x : c;
+            products[h] = fmaf(x, c, products[h]);
+            squares[h] = fmaf(squared, squared, squares[h]);
+          }
+        }
+      }
       rows[h] = pack_shifted_row<kHeadDim>(codes, side);
     }
+    if (fit == ScaleFit::kPlain) return s.scale;
+    const auto add = [](float a, float b) { return a + b; };
+    const float xc = own_reduce<kHalves>(products, add), second = own_reduce<kHalves>(squares, add);
+    const float fitted = fit == ScaleFit::kUnbiased ? __fdiv_rn(second, xc) : __fdiv_rn(xc, second);
+    return fitted > 0 && fitted < 0x1p120f ? fitted : s.scale;
   }
 
  private:
