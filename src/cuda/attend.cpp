@@ -25,7 +25,8 @@ AttendFunction function_of(const AttendPlan& plan) noexcept {
                                  plan.rows_per_block / 4, shape.num_seqs, shape.has_mean);
   }
   if (plan.kernel == AttendKernel::kHopperPrefill) {
-    return sm90::prefill_function(shape.key.head_dim, shape.key.quant.bits, shape.value.quant.bits);
+    return sm90::prefill_function(shape.key.head_dim, shape.key.quant.bits, shape.value.quant.bits,
+                                  shape.has_mean);
   }
   return sm80::attend_function(shape.key.head_dim, plan.rows_per_block, shape.key.num_groups(),
                                shape.has_mean);

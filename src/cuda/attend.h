@@ -2,9 +2,9 @@
 // chunk (prefill over history).
 //
 //   AttendPlan plan = plan_attend(shape, device_info(device));      once per shape
-//   prepare_attend(plan, workspace, bytes, stream);                 once per workspace: zeroes the
-//   counters run_attend(plan, params, workspace, bytes, stream);             every layer and step;
-//   may be captured in a graph
+//   prepare_attend(plan, workspace, bytes, stream);       once per workspace: zeroes the counters
+//   run_attend(plan, params, workspace, bytes, stream);   every layer and step; may be captured in
+//                                                         a graph
 //
 // Lengths, tables and queries are read on the device, so a captured graph serves later steps with
 // other contents.
@@ -44,7 +44,7 @@ struct AttendFunction {
 namespace sm90 {
 AttendFunction decode_function(int head_dim, int key_bits, int value_bits, bool affine,
                                int head_tiles, int num_seqs, bool has_mean) noexcept;
-AttendFunction prefill_function(int head_dim, int key_bits, int value_bits) noexcept;
+AttendFunction prefill_function(int head_dim, int key_bits, int value_bits, bool has_mean) noexcept;
 }  // namespace sm90
 namespace sm80 {
 AttendFunction attend_function(int head_dim, int rows_per_block, int num_groups,

@@ -28,8 +28,8 @@ TEST_P(AttendChunkGpu, ChunkOverHistory) {
       spec.sink_tokens = 16;
       spec.recent_tokens = seed % 2 == 0 ? num_queries : num_queries + 32;
       spec.key_bits = seed % 3 == 0 ? 3 : 2;
-      spec.has_mean = seed % 2 == 0 && GetParam() == AttendKernel::kGeneric;
-      spec.mean_pairs = 8;
+      spec.has_mean = seed % 2 == 0;
+      spec.mean_pairs = seed % 3 == 0 ? 11 : 8;
       spec.lengths = {num_queries, num_queries + 1, num_queries + 15, 64 * 3 + num_queries, 1000};
       spec.seed = ++seed;
       expect_right(spec);

@@ -117,7 +117,10 @@ std::string prefill_refusal(const AttendShape& shape, const DeviceInfo& device) 
   if (key.group_size != head_dim || value.group_size != head_dim) {
     return "groups smaller than the head";
   }
-  if (shape.has_mean) return "no kernel with the key mean";
+  if (shape.has_mean && shape.mean_pairs > kHopperMeanPairs) {
+    return "a key mean of " + text(shape.mean_pairs) + " pairs has more than " +
+           text(kHopperMeanPairs);
+  }
   return "";
 }
 

@@ -70,10 +70,11 @@ class AttendFixture : public ::testing::TestWithParam<AttendKernel> {
     worst_ = std::fmax(worst_, error);
     return error;
   }
-  // The prefill kernel serves no heads of 256, groups within a head or key means.
+  // The prefill kernel serves no heads of 256, groups within a head or means of many pairs.
   bool serves(const CaseSpec& spec) const {
     return GetParam() != AttendKernel::kHopperPrefill ||
-           (spec.head_dim <= 128 && !spec.has_mean && spec.group_size == 0);
+           (spec.head_dim <= 128 && spec.group_size == 0 &&
+            (!spec.has_mean || spec.num_mean_pairs() <= kHopperMeanPairs));
   }
   void expect_right(const CaseSpec& spec) {
     if (!serves(spec)) return;

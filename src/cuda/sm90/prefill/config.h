@@ -12,9 +12,10 @@ namespace oscar::cuda::sm90 {
 
 inline constexpr int kPrefillRows = 128;  // query rows of a block: two groups of four warps
 
-template <int kHeadDim_, int kKeyBits_, int kValueBits_>
+template <int kHeadDim_, int kKeyBits_, int kValueBits_, bool kMean_ = false>
 struct PrefillConfig {
   static constexpr int kHeadDim = kHeadDim_, kKeyBits = kKeyBits_, kValueBits = kValueBits_;
+  static constexpr bool kMean = kMean_;  // adds the key mean as a logit term (mean.cuh)
   static constexpr int kRows = kPrefillRows, kGroupRows = 64;
   static constexpr int kGroupThreads = 128, kConsumers = 2 * kGroupThreads;
   static constexpr int kThreads = kConsumers + kGroupThreads;  // the last group unpacks
@@ -29,13 +30,21 @@ struct PrefillConfig {
   static constexpr int kValueBytes = kHeadDim / 8 * kValueRow;
   // A page's scales and zero points: pairs of floats, keys then values, in the order of columns.
   static constexpr int kScaleBytes = kPageTokens * 8;
-  static constexpr int kStageBytes = kKeyBytes + kValueBytes + 2 * kScaleBytes;
+  // With the mean: the page's row of the table of turns.
+  static constexpr int kTurnBegin = kKeyBytes + kValueBytes + 2 * kScaleBytes;
+  static constexpr int kStageBytes = kTurnBegin + (kMean ? kHopperMeanPairs * 8 : 0);
 
   static constexpr int kQueryRowBytes = 2 * kHeadDim + 16;     // padded: rows start in other banks
   static constexpr int kCodedQueries = kStages * kStageBytes;  // float16, for codes
   static constexpr int kExactQueries = kCodedQueries + kRows * kQueryRowBytes;  // BF16
   static constexpr int kQuerySums = kExactQueries + kRows * kQueryRowBytes;     // floats
-  static constexpr int kBarriers = kQuerySums + kRows * 4;
+  static constexpr int kMeanTable =
+      kQuerySums + kRows * 4;  // [steps of 8 pairs][high, low][matrices]
+  static constexpr int kMeanPartBytes = kPageTokens * 16 * 2;
+  static constexpr int kMeanCoefficients =
+      kMeanTable + (kMean ? kHopperMeanPairs / 8 * 2 * kMeanPartBytes : 0);
+  static constexpr int kMeanStride = 2 * kHopperMeanPairs + 8;  // floats a row, the constant behind
+  static constexpr int kBarriers = kMeanCoefficients + (kMean ? kRows * kMeanStride * 4 : 0);
   static constexpr int kWords = kBarriers + kStages * 2 * 8;  // largest query, a flag
   static constexpr int kSharedBytes = kWords + 16;
   static_assert(kCodedQueries % 16 == 0 && kBarriers % 8 == 0);

@@ -7,12 +7,17 @@
 
 namespace oscar::cuda::sm90 {
 
-template <int kHeadDim, int kKeyBits, int kValueBits>
-AttendFunction prefill_function_of_shape() noexcept {
-  using C = PrefillConfig<kHeadDim, kKeyBits, kValueBits>;
+template <class C>
+AttendFunction function_of() noexcept {
   return {prefill_kernel<C>, C::kThreads, C::kSharedBytes};
 }
 
-template AttendFunction prefill_function_of_shape<OSCAR_PREFILL_SHAPE>() noexcept;
+template <int kHeadDim, int kKeyBits, int kValueBits>
+AttendFunction prefill_function_of_shape(bool has_mean) noexcept {
+  return has_mean ? function_of<PrefillConfig<kHeadDim, kKeyBits, kValueBits, true>>()
+                  : function_of<PrefillConfig<kHeadDim, kKeyBits, kValueBits, false>>();
+}
+
+template AttendFunction prefill_function_of_shape<OSCAR_PREFILL_SHAPE>(bool) noexcept;
 
 }  // namespace oscar::cuda::sm90

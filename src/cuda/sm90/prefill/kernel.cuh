@@ -7,7 +7,7 @@
 
 #include "cuda/ptx/bulk_copy.h"
 #include "cuda/sm90/decode/finish.cuh"
-#include "cuda/sm90/prefill/softmax.cuh"
+#include "cuda/sm90/prefill/mean.cuh"
 #include "cuda/sm90/prefill/unpack.cuh"
 
 namespace oscar::cuda::sm90 {
@@ -76,10 +76,11 @@ __device__ __forceinline__ void produce_tiles(const AttendParams& params, const 
 #endif
     return id;
   };
-  PageBytes<C> bytes;
+  PageBytes<C> bytes = {};
   int next_id = page_id(job.begin);
   if (job.begin < end_coded) {
-    bytes.load(params, head_pages + next_id * params.page_stride_bytes, thread);
+    bytes.load(params, head_pages + next_id * params.page_stride_bytes,
+               units.first_page + job.begin, thread);
   }
   next_id = page_id(job.begin + 1);
 #pragma unroll 1
@@ -90,7 +91,8 @@ __device__ __forceinline__ void produce_tiles(const AttendParams& params, const 
       bytes.unpack(params, ring.data(), num_valid, key_unit, thread);
       // The next page comes while this one is multiplied.
       if (tile + 1 < end_coded) {
-        bytes.load(params, head_pages + next_id * params.page_stride_bytes, thread);
+        bytes.load(params, head_pages + next_id * params.page_stride_bytes,
+                   units.first_page + tile + 1, thread);
         next_id = page_id(tile + 2);
       }
     } else {
@@ -199,7 +201,15 @@ __device__ __forceinline__ void consume_tiles(const AttendParams& params, const 
     const auto position = [&](int h) { return job.rows.position(first_row + row + 8 * h); };
     if (tile < job.tiles.units.num_coded) {
       multiply_keys<C, true>(logits, coded_queries, data);
-      scale_logits<C>(logits, state, query_sums, scales);
+      float offsets[2] = {-state.max[0], -state.max[1]};
+      if constexpr (C::kMean) {
+        offsets[0] += mean_constant<C>(shared, first_row + row);
+        offsets[1] += mean_constant<C>(shared, first_row + row + 8);
+      }
+      scale_logits(logits, offsets, query_sums, scales);
+      if constexpr (C::kMean) {
+        add_mean<C>(logits, shared, first_row, params.mean.num_pairs, data + C::kTurnBegin);
+      }
       cap();
       const int first = (job.tiles.units.first_page + tile) * kPageTokens;
       if (first < job.tiles.clean.begin || first + kPageTokens > job.tiles.clean.end) {
@@ -242,6 +252,7 @@ __device__ __forceinline__ void consume_tiles(const AttendParams& params, const 
       }
       multiply_values<C, false>(state, weights, values);
     }
+    __syncwarp();  // all lanes have read the tile
     if (lane == 0) ptx::barrier_arrive(ring.empty());
     ring.advance();
   }
@@ -335,6 +346,10 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       ptx::barrier_init(ring.barriers + 16 * s + 8, C::kConsumers / 32);
     }
     ptx::fence_barrier_init();
+  }
+  if constexpr (C::kMean) {
+    stage_mean<C>(job.rows, shared, job.num_rows);
+    ptx::fence_async_proxy();  // before the barriers of stage_queries
   }
   const float query_unit = stage_queries<C>(job.rows, shared, job.num_rows);
   if (threadIdx.x >= C::kConsumers) {

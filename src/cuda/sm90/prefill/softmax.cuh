@@ -80,9 +80,8 @@ __device__ __forceinline__ void mask_tile(TileLogits& logits, IsRead is_read) {
   }
 }
 
-// Products with codes to logits in log2 units relative to max. scales: shared address.
-template <class C>
-__device__ __forceinline__ void scale_logits(TileLogits& logits, const RowStates<C>& state,
+// Products with codes to logits in log2 units plus `offsets`. scales: shared address.
+__device__ __forceinline__ void scale_logits(TileLogits& logits, const float (&offsets)[2],
                                              const float (&query_sums)[2], uint32_t scales) {
   const uint32_t lane_scales = scales + (threadIdx.x & 3) * 16;
 #pragma unroll
@@ -92,8 +91,8 @@ __device__ __forceinline__ void scale_logits(TileLogits& logits, const RowStates
     const float zero[2] = {__uint_as_float(x.y), __uint_as_float(x.w)};
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      logits[j][k] = fmaf(fmaf(-zero[k % 2], query_sums[k / 2], logits[j][k]), scale[k % 2],
-                          -state.max[k / 2]);
+      logits[j][k] =
+          fmaf(fmaf(-zero[k % 2], query_sums[k / 2], logits[j][k]), scale[k % 2], offsets[k / 2]);
     }
   }
 }

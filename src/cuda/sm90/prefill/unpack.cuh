@@ -26,10 +26,18 @@ struct PageBytes {
   uint4 keys[kKeyTiles];  // narrow: of two slabs
   uint32_t high[kHighWords > 0 ? kHighWords : 1];
   uint4 values[kNarrowValues ? 1 : 2];  // of two slabs
-  uint32_t scale_zero;                  // BF16 pair of token `thread % 64`: threads 64 on values
+  uint2 turn;           // with the mean: cosine and sine of pair `thread` at the page's start
+  uint32_t scale_zero;  // BF16 pair of token `thread % 64`: threads 64 on values
 
+  // index: of the page in its sequence.
   __device__ __forceinline__ void load(const AttendParams& params, const std::uint8_t* page,
-                                       int thread) {
+                                       int index, int thread) {
+    if constexpr (C::kMean) {
+      if (thread < params.mean.num_pairs) {
+        turn = __ldg(reinterpret_cast<const uint2*>(params.mean.start) +
+                     std::int64_t{index} * params.mean.num_pairs + thread);
+      }
+    }
     const int slab = thread / 32, lane = thread % 32, pair = slab / 2, part = slab % 2;
     const uint4* key = reinterpret_cast<const uint4*>(page);
 #pragma unroll
@@ -68,6 +76,9 @@ struct PageBytes {
                                          float key_unit, int thread) const {
     unpack_keys(stage, thread / 32, thread % 32);
     unpack_values(stage + C::kKeyBytes, thread / 32, thread % 32);
+    if constexpr (C::kMean) {
+      if (thread < kHopperMeanPairs) ptx::store_shared_8(stage + C::kTurnBegin + 8 * thread, turn);
+    }
     const bool is_key = thread < kPageTokens;
     const int token = thread % kPageTokens, bits = is_key ? C::kKeyBits : C::kValueBits;
     float scale = ptx::low_bf16(scale_zero) * (is_key ? key_unit : 1.0f);
