@@ -47,6 +47,24 @@ function(oscar_model_test name)
   endif()
 endfunction()
 
+# oscar_preload_sanitizer(NAME): the CTest test NAME starts stock programs that load our plugin. An instrumented plugin needs its
+# sanitizer's runtime to come first. Leaks are those of Python and of the stock programs too, so that they are not looked for.
+function(oscar_preload_sanitizer name)
+  if(NOT OSCAR_SANITIZE MATCHES "address")
+    return()
+  endif()
+  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    message(STATUS "${name} is not run: ${CMAKE_CXX_COMPILER_ID} links its sanitizer into programs, and llama-server is a stock one")
+    set_property(TEST ${name} PROPERTY DISABLED ON)
+    return()
+  endif()
+  execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libasan.so OUTPUT_VARIABLE runtime OUTPUT_STRIP_TRAILING_WHITESPACE)
+  if(NOT IS_ABSOLUTE "${runtime}")
+    message(FATAL_ERROR "${CMAKE_CXX_COMPILER} has no libasan.so, which ${name} starts llama-server with")
+  endif()
+  set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT "LD_PRELOAD=${runtime}" "ASAN_OPTIONS=strict_string_checks=1:detect_leaks=0")
+endfunction()
+
 # oscar_fuzzer(NAME SOURCES… [LINK targets…]): a libFuzzer program; the target `fuzzers` builds all of them.
 function(oscar_fuzzer name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
