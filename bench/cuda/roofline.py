@@ -23,7 +23,9 @@ def points(results, kernel, heads):
     best = {}
     for r in results:
         shape = r["shape"]
-        if r["kernel"] != kernel or "burst" in r["variant"] or shape["head_dim"] != 128:
+        if any(word in r["variant"] for word in ("burst", "chunk")):
+            continue
+        if r["kernel"] != kernel or shape["head_dim"] != 128:
             continue
         if shape["num_q_heads"] != heads or shape["mean_term"] or shape["context"] > 100000:
             continue
@@ -50,6 +52,8 @@ def main():
     axes.plot(*zip(*ceiling, strict=True), "k--", label="reading alone")
     for label, (kernel, heads, marker, colour) in SERIES.items():
         xy = points(report["results"], kernel, heads)
+        if not xy:  # not in this run
+            continue
         axes.plot(*zip(*xy, strict=True), marker=marker, color=colour, label=label)
     axes.set_xscale("log")
     axes.set_xlabel("megabytes a launch reads")

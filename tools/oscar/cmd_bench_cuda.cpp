@@ -18,7 +18,7 @@ namespace {
 
 struct BenchCudaCommand {
   bool encode = false, quick = false;
-  std::string json;
+  std::string json, commit;
 };
 
 void run_bench_cuda([[maybe_unused]] const BenchCudaCommand& command) {
@@ -29,6 +29,10 @@ void run_bench_cuda([[maybe_unused]] const BenchCudaCommand& command) {
   if (!command.json.empty()) {
     arguments.emplace_back("--json");
     arguments.push_back(command.json);
+  }
+  if (!command.commit.empty()) {
+    arguments.emplace_back("--commit");
+    arguments.push_back(command.commit);
   }
   std::vector<char*> pointers;
   for (std::string& argument : arguments) pointers.push_back(argument.data());
@@ -56,6 +60,7 @@ void add_bench_cuda(CLI::App* bench) {
   app->add_flag("--quick", command->quick, "the shapes of the README's table only");
   app->add_option("--json", command->json, "file for the results")
       ->check(output_check(OutputKind::kJson));
+  app->add_option("--commit", command->commit, "commit that the results name");
   app->callback([command] { run_bench_cuda(*command); });
 }
 
