@@ -5,7 +5,8 @@ Usage: quality.py CASE_JSON RESULT_JSON
 The case: model (folder); engine (arguments of vllm.LLM); kv (artefact or method; null: vLLM's own
 cache); text (file), text_tokens (of it, whose logits are compared); step_tokens (of those, most in
 a step; null: as the engine has it); references (name → npy of logits to take the KL from); keep
-(npy to write logits to, or null); questions; hits (prompts of which hits and misses are compared).
+(npy to write logits to, or null); questions; hits (prompts of which hits and misses are compared);
+recompute (as the plugin's setting).
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ from compare import kl_of, kl_statistics
 from vllm import LLM, RequestOutput, SamplingParams
 
 # Of hits: a shared beginning, and what follows it; in tokens.
-SHARED, OTHER, OWN, WINDOW = 640, 400, 60, 256
+SHARED, OTHER, OWN = 640, 400, 60
 COMPARED = 16  # tokens of answers
 
 
@@ -99,15 +100,14 @@ class AtMost:
         self._scheduler.max_num_scheduled_tokens = self._before
 
 
-KINDS = ("again", "turn", "shared", "shared_earlier")
+KINDS = ("again", "turn", "shared")
 
 
 def compare_hits(llm: LLM, logits: Logits, text: list[int], count: int) -> dict[str, object]:
     """Answers to prompts that begin with cached pages, against those to the same prompts without.
 
     again: the same prompt is asked again. turn: a conversation goes on. shared: after a beginning
-    that another request computed, which then went on for longer than a window. shared_earlier: the
-    other request shares WINDOW tokens less, which the prompt computes itself. For each: KL of the
+    that another request computed, which then went on for longer than a window. For each: KL of the
     answer's first token from that of a miss in steps of 64 tokens, which attend to what is stored,
     as hits do, and from that of a miss in one step; how many answers are the same; how many tokens
     were cached. Means of `count` prompts. between_misses: KL of the two kinds of misses.
@@ -127,8 +127,7 @@ def compare_hits(llm: LLM, logits: Logits, text: list[int], count: int) -> dict[
             elif kind == "turn":
                 prompt = begin + logits.of_answer(begin).tokens + own
             else:
-                kept = SHARED if kind == "shared" else SHARED - WINDOW
-                logits.of_answer(begin[:kept] + other)
+                logits.of_answer(begin + other)
             hit = logits.of_answer(prompt)
             llm.reset_prefix_cache()
             miss = logits.of_answer(prompt, 64)
@@ -156,7 +155,8 @@ def run_case(case: dict) -> dict[str, object]:
         from oscar_kv.vllm.plugin import registered_name
 
         arguments["attention_backend"] = registered_name()
-        arguments["additional_config"] = {"oscar": {"kv": case["kv"]}}
+        ours = {"kv": case["kv"], "recompute": case["recompute"]}
+        arguments["additional_config"] = {"oscar": ours}
     llm = LLM(**arguments)
     cache = llm.llm_engine.vllm_config.cache_config
     result: dict[str, object] = {

@@ -77,6 +77,12 @@ def build_pool(original: Callable[..., Any], self: Any, **arguments: Any) -> Any
     return original(self, **arguments)
 
 
+def most_prefix(original: Callable[..., int], self: Any, input_len: int) -> int:
+    """Tokens of a prompt that may come from the radix cache."""
+    worker, most = find_worker(), original(self, input_len)
+    return most if worker is None else max(0, min(most, input_len - worker.computed_tokens))
+
+
 def free_rows(result: Any, self: Any, indices: list[int]) -> None:
     worker = find_worker()
     if worker is not None:
@@ -139,6 +145,7 @@ def register(registry: Any, kinds: Any) -> None:
         (f"{CONFIGURATOR}.configure", configure, around),
         (f"{CONFIGURATOR}._build_mha_kv_pool", build_pool, around),
         (f"{POOL_SIZES}._compute_cell_size", cell_size, around),
+        (f"{SRT}.managers.schedule_batch.Req._compute_max_prefix_len", most_prefix, around),
         (f"{ROWS}.free_rows", free_rows, after),
         (f"{ROWS}.clear", clear_rows, after),
     ):

@@ -64,6 +64,8 @@ class Worker:
             logger.warning("oscar-kv: %s", warning)
         method = self.served.method
         self.windows = Windows.of(method.sink_tokens, method.recent_tokens)
+        # Of a prompt, its last ones, that are computed though their slots are cached.
+        self.computed_tokens = self.windows.recent_tokens if chosen.recompute else 0
         self.max_position = context_tokens + POSITION_ROOM - 1
         self.num_requests = max_requests or DEFAULT_BLOCKS  # room is taken for at start
         self.num_blocks = self._choose_blocks(chosen.copy_blocks, max_requests)

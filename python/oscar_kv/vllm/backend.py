@@ -57,12 +57,14 @@ class OscarBackend(AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
-        """The true bytes of a token and KV head."""
-        return dataclasses.replace(
-            spec,
-            dtype=torch.uint8,
-            state_content_bytes=current_worker().served.token_head_bytes,
+        """The true bytes of a token and KV head, and where prefix hits end."""
+        from oscar_kv.vllm.prefix import window_spec
+
+        worker = current_worker()
+        ours = dataclasses.replace(
+            spec, dtype=torch.uint8, state_content_bytes=worker.served.token_head_bytes
         )
+        return window_spec(ours, worker.computed_tokens)
 
     # Before 0.26, where a backend shapes its own cache (compat_0_25 makes the spec).
 

@@ -15,16 +15,18 @@ class Settings:
     """kv: artefact or method with options, as --kv takes them; "": data-free, with a warning.
 
     strict: refuse to start without an artefact. copy_blocks: requests that can have exact copies at
-    the same time; None: as many as vLLM runs.
+    the same time; None: as many as vLLM runs. recompute: the last tokens of a prompt are computed
+    though they are cached, as many as are kept exactly.
     """
 
     kv: str = ""
     strict: bool = False
     copy_blocks: int | None = None
+    recompute: bool = True
 
 
 def read(additional_config: Any, environment: Mapping[str, str] | None = None) -> Settings:
-    """additional_config wins over OSCAR_KV, OSCAR_STRICT and OSCAR_COPY_BLOCKS."""
+    """additional_config wins over OSCAR_KV, _STRICT, _COPY_BLOCKS and _RECOMPUTE."""
     if environment is None:
         environment = os.environ
     given: dict[str, Any] = {}
@@ -34,6 +36,8 @@ def read(additional_config: Any, environment: Mapping[str, str] | None = None) -
         given["strict"] = _switch("OSCAR_STRICT", environment["OSCAR_STRICT"])
     if "OSCAR_COPY_BLOCKS" in environment:
         given["copy_blocks"] = _number("OSCAR_COPY_BLOCKS", environment["OSCAR_COPY_BLOCKS"])
+    if "OSCAR_RECOMPUTE" in environment:
+        given["recompute"] = _switch("OSCAR_RECOMPUTE", environment["OSCAR_RECOMPUTE"])
     section = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
     if not isinstance(section, Mapping):
         raise InvalidArgumentError(f"additional_config['{KEY}'] is {section!r}; right: an object")
@@ -47,8 +51,10 @@ def read(additional_config: Any, environment: Mapping[str, str] | None = None) -
     settings = Settings(**given)
     if not isinstance(settings.kv, str):
         raise InvalidArgumentError(f"{KEY}.kv is {settings.kv!r}; right: a text")
-    if not isinstance(settings.strict, bool):
-        raise InvalidArgumentError(f"{KEY}.strict is {settings.strict!r}; right: true or false")
+    for name in ("strict", "recompute"):
+        value = getattr(settings, name)
+        if not isinstance(value, bool):
+            raise InvalidArgumentError(f"{KEY}.{name} is {value!r}; right: true or false")
     blocks = settings.copy_blocks
     if blocks is not None and (not isinstance(blocks, int) or blocks < 1):
         raise InvalidArgumentError(f"{KEY}.copy_blocks is {blocks!r}; right: at least 1")

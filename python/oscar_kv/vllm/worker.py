@@ -105,6 +105,11 @@ class Worker:
         logger.info("oscar-kv: %s", self.served)
         logger.info("oscar-kv: %s", self.describe_copies())
 
+    @property
+    def computed_tokens(self) -> int:
+        """Of a prompt, its last ones, that are computed though their pages are cached."""
+        return self.windows.recent_tokens if self.settings.recompute else 0
+
     def describe_copies(self) -> str:
         return self.windows.describe(self.served.shape, len(self.layers), self.num_blocks)
 

@@ -75,7 +75,7 @@ def test_every_hook_has_its_target(source):
         AROUND, AFTER = "around", "after"
 
     hooks.register(Registry, Kinds)
-    assert len(targets) == 7
+    assert len(targets) == 8
     for target in targets:
         parts = target.split(".")
         cut = next(i for i in range(len(parts), 0, -1) if parts[i - 1].islower())
@@ -135,6 +135,17 @@ def test_options_are_resolved_where_hooks_wrap(source):
     source.node(GRAPH_CONFIG, "Phase.PREFILL")
     for name in ("resolved_view", "resolving_view"):
         assert source.parameters(VIEWS, name) == ["server_args"]
+
+
+def test_prefixes_end_where_a_hook_says(source):
+    """And only those of requests that begin: a chunk goes on where the last one ended."""
+    batch = "sglang/srt/managers/schedule_batch.py"
+    assert source.parameters(batch, "Req._compute_max_prefix_len") == ["input_len"]
+    begins = text(source.node(batch, "Req.init_next_round_input"))
+    assert begins.count("self._compute_max_prefix_len(input_len)") == 1
+    assert begins.index("if tree_cache is not None") < begins.index("max_prefix_len=key_limit")
+    chunks = text(source.node("sglang/srt/managers/scheduler.py", "Scheduler"))
+    assert "self.chunked_req.init_next_round_input()" in chunks
 
 
 def test_the_pool_is_made_and_sized_where_hooks_wrap(source):

@@ -246,6 +246,7 @@ def test_other_backends_are_left_alone():
     assert find_worker() is None
     assert hooks.cell_size(original, 1, 2, 3) == ((1, 2, 3), {})
     assert hooks.build_pool(original, 1, mha_pool_class=2) == ((1,), {"mha_pool_class": 2})
+    assert hooks.most_prefix(lambda request, length: length - 1, None, 700) == 699
     hooks.free_rows(None, None, [1])
     hooks.clear_rows(None, None)
     with pytest.raises(oscar_kv.UnsupportedError, match="hooks did not run"):
@@ -264,6 +265,20 @@ def test_the_pool_is_sized_for_packed_pages(worker):
     assert not worker.sized
     assert hooks.cell_size(original, None, None, 2) == 160
     assert worker.sized
+
+
+def test_the_last_tokens_of_a_prompt_are_computed(worker):
+    def sglangs(request, length):
+        return length - 1
+
+    assert worker.computed_tokens == 256
+    assert hooks.most_prefix(sglangs, None, 700) == 444
+    assert hooks.most_prefix(sglangs, None, 200) == 0
+    assert hooks.most_prefix(lambda request, length: 64, None, 700) == 64
+    set_worker(make_worker(chosen=settings.Settings("quarot", recompute=False)))
+    assert hooks.most_prefix(sglangs, None, 700) == 699
+    set_worker(make_worker("quarot:sink=0,recent=0"))
+    assert hooks.most_prefix(sglangs, None, 700) == 699
 
 
 def test_freed_rows_lose_their_blocks(worker):
@@ -318,7 +333,7 @@ def test_registration_is_done_once(fake_sglang):
     plugin.register()
     assert list(fake_sglang.backends) == ["oscar"]
     assert fake_sglang.choices == ["fa3", "oscar"]
-    assert len(fake_sglang.hooked) == 7
+    assert len(fake_sglang.hooked) == 8
 
 
 def test_an_unchecked_version_says_why_when_the_backend_is_chosen(fake_sglang, monkeypatch):

@@ -150,6 +150,26 @@ def test_spec(source, version):
         source.node("vllm/v1/kv_cache_layout.py", "KVCacheLayout.LBHNC")
 
 
+def test_where_prefix_hits_end(source, version):
+    if old(version):
+        return  # they end where the cache does
+    managers = "vllm/v1/core/single_type_kv_cache_manager.py"
+    finds = "FullAttentionManager.find_longest_cache_hit"
+    assert source.parameters(managers, finds)[:5] == [
+        *("block_hashes", "max_length", "kv_cache_group_ids", "block_pool", "kv_cache_spec")
+    ]
+    calls = source.calls("vllm/v1/core/kv_cache_coordinator.py", "find_longest_cache_hit")
+    named = [{keyword.arg for keyword in call.keywords} for call in calls if call.keywords]
+    assert named
+    assert all({"max_length", "kv_cache_spec"} <= names for names in named)
+    registry = "vllm/v1/kv_cache_spec_registry.py"
+    assert source.parameters(registry, "KVCacheSpecRegistry.register") == [
+        *("kvcache_spec_cls", "manager_class", "uniform_type_base_spec")
+    ]
+    source.node(registry, "KVCacheSpecRegistry._ensure_registered")
+    assert source.parameters(CACHE, "FullAttentionSpec.merge") == ["specs"]
+
+
 def test_rows_of_requests(source, version):
     """0.25 does not tell builders which row a request has; its input batch does."""
     if old(version):

@@ -15,6 +15,9 @@ def test_settings_come_from_the_environment_and_the_configuration_wins():
     given = settings.read({"oscar": {"kv": "quarot", "strict": False}}, environment)
     assert given == settings.Settings("quarot", False, 4)
     assert settings.read({"other": 1}, {}) == settings.Settings()
+    assert settings.Settings().recompute
+    assert not settings.read({}, {"OSCAR_RECOMPUTE": "0"}).recompute
+    assert settings.read({"oscar": {"recompute": True}}, {"OSCAR_RECOMPUTE": "0"}).recompute
 
 
 @pytest.mark.parametrize(
@@ -26,6 +29,8 @@ def test_settings_come_from_the_environment_and_the_configuration_wins():
         ({"oscar": {"strict": "yes"}}, {}, "strict is 'yes'"),
         ({"oscar": {"copy_blocks": 0}}, {}, "copy_blocks is 0"),
         ({}, {"OSCAR_STRICT": "yes"}, "OSCAR_STRICT is 'yes'"),
+        ({"oscar": {"recompute": 1}}, {}, "recompute is 1"),
+        ({}, {"OSCAR_RECOMPUTE": "2"}, "OSCAR_RECOMPUTE is '2'"),
         ({}, {"OSCAR_COPY_BLOCKS": "many"}, "OSCAR_COPY_BLOCKS is 'many'"),
     ],
 )

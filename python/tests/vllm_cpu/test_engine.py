@@ -23,6 +23,9 @@ if not MODEL or not ARTEFACT:
 TEXT = HERE.parents[2] / "data" / "heldout.txt"
 QUESTIONS = ["What is the capital of France?", "Which planet do people live on?"]
 TEXT_TOKENS, PROMPTS = 1024, 2
+# What llama.cpp's f16 cache on this model differs by in itself, attention computed in another way:
+# KL in nats a token (README.md, Quality).
+FLOOR = 0.0031
 WHOLE, CHUNK = 2304, 256
 ENGINE = {
     "dtype": "float32",
@@ -42,6 +45,7 @@ ENGINES = {
     "artefact": (ARTEFACT, WHOLE, PROMPTS),
     "artefact in chunks": (ARTEFACT, CHUNK, 0),
     "no windows": (f"{ARTEFACT}:sink=0,recent=0", WHOLE, PROMPTS),
+    "hits as they come": (ARTEFACT, WHOLE, PROMPTS),
 }
 
 
@@ -77,6 +81,7 @@ class Engines:
             "references": {key: self._logits(other) for key, other in references.items()},
             "keep": self._logits(name) if name in KEPT else None,
             "questions": QUESTIONS,
+            "recompute": name != "hits as they come",
             "hits": prompts,
         }
         paths = [self._folder / f"{name}.{kind}.json" for kind in ("case", "result")]
@@ -132,21 +137,33 @@ def test_chunked_is_unchunked(engines):
 
 
 def test_hit_is_miss_without_windows(engines):
+    """For tokens computed in steps of 64, both; those of answers are computed one by one, which
+    rounds otherwise, and without windows a code that flips for it is felt."""
     hits = engines["no windows"]["hits"]
-    for kind in ("again", "turn", "shared"):
-        assert hits[kind]["cached_tokens"] >= 640 - 128, hits
+    for kind in ("again", "shared"):
+        assert hits[kind]["cached_tokens"] >= 640, hits
         assert hits[kind]["same_answers"] == PROMPTS, hits
         assert hits[kind]["kl"] < engines["artefact"]["kl"]["stock"]["mean"] / 100, hits
 
 
 def test_hit_with_windows_is_near(engines):
-    """What a request wrote last is taken from its block, where it is still there; the recent tokens
-    of a beginning that others share are codes until there are new ones."""
-    hits, error = engines["artefact"]["hits"], engines["artefact"]["kl"]["stock"]["mean"]
-    for kind in ("again", "turn"):
-        assert hits[kind]["cached_tokens"] >= 640 - 128, hits
-        assert hits[kind]["kl"] < error / 2, hits
-    assert hits["shared"]["kl"] < 4 * error, hits
+    """A window of the prompt is computed in any case, over exact copies as far as any block has
+    them. Asked is twice the floor."""
+    hits = engines["artefact"]["hits"]
+    for kind in ("again", "turn", "shared"):
+        # Of 700 or more tokens all but 256, in blocks of 128.
+        assert 384 <= hits[kind]["cached_tokens"] <= 512, hits
+        assert hits[kind]["kl"] < 2 * FLOOR, hits
+
+
+def test_hits_may_end_anywhere_where_the_user_says_so(engines):
+    """Then what a request wrote last is taken from its block, where it is still there; the recent
+    tokens of a beginning that others share are codes until there are new ones."""
+    hits, nearer = engines["hits as they come"]["hits"], engines["artefact"]["hits"]
+    for kind in ("again", "turn", "shared"):
+        assert hits[kind]["cached_tokens"] >= 640, hits
+    assert hits["turn"]["kl"] < 2 * FLOOR, hits
+    assert hits["shared"]["kl"] > nearer["shared"]["kl"], (hits, nearer)
 
 
 def test_refusals_at_start(tmp_path):
