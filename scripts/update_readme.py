@@ -168,23 +168,25 @@ def cuda() -> str:
     return "\n".join(lines)
 
 
-def method_results() -> tuple[dict[str, dict[str, dict]], list[str]]:
-    """Model, then KV cache, then its result; the later file of two that have it. And the files."""
-    found: dict[str, dict[str, dict]] = {}
+# Context, then model, then KV cache: its result.
+MethodResults = dict[int, dict[str, dict[str, dict]]]
+
+
+def method_results() -> tuple[MethodResults, list[str]]:
+    """Results by context; of two files that have the same cache the later. And the files."""
+    found: MethodResults = {}
     sources = []
     for model in QUALITY_MODELS:
         for path in sorted(RESULTS.glob(f"*-eval-methods-{model}-*.json")):
             sources.append(path.name)
             for result in read(path)["results"]:
-                found.setdefault(model, {})[kv_name(result)] = result
+                models = found.setdefault(result["ctx"], {})
+                models.setdefault(model, {})[kv_name(result)] = result
     return found, sources
 
 
-def methods() -> str:
-    """Bits and KL of every method on every model that was measured, ascending on the first."""
-    found, sources = method_results()
-    if not found:
-        return "Nothing was measured yet."
+def methods_table(found: dict[str, dict[str, dict]]) -> list[str]:
+    """Bits and KL of every method on every model, ascending on the first."""
     names = {name for results in found.values() for name in results} - {"f16"}
 
     def order(name: str) -> tuple[float, ...]:
@@ -201,13 +203,22 @@ def methods() -> str:
                 row.append("")
                 continue
             kl, bits = results[name]["kl"], results[name].get("code_bits", results[name]["bits"])
-            text = f"{small(kl['mean'])} ({small(kl['median'])}) · {bits:.2f}"
-            row.append(text)
+            row.append(f"{small(kl['mean'])} ({small(kl['median'])}) · {bits:.2f}")
         lines.append(f"| `{name}` | " + " | ".join(row) + " |")
+    return lines
+
+
+def methods() -> str:
+    """A table for each context that was measured, the longest first."""
+    found, sources = method_results()
+    if not found:
+        return "Nothing was measured yet."
+    lines = []
+    for ctx in sorted(found, reverse=True):
+        lines += [f"Over the last half of {ctx:,} tokens:", "", *methods_table(found[ctx]), ""]
     lines += [
-        "",
-        "KL in nats a token against f16, mean (median), over the last half of 4,096 tokens of",
-        "held-out text, and stored bits a value without exact copies. `f16:fa-off` is the floor.",
+        "KL in nats a token against f16 on held-out text, mean (median), and stored bits a value",
+        "without exact copies. `f16:fa-off` is the floor.",
         f"From `bench/results/`: {', '.join(f'`{name}`' for name in sources)}.",
     ]
     return "\n".join(lines)

@@ -144,6 +144,18 @@ class Calibration(CliTest):
         self.assertEqual(len(kept), 1)
         self.assertIn(str(kept[0]), first.err)
         self.assertIn(str(kept[0]), second.err)
+        # What is missing is fitted from one pass; what is there stays.
+        before = kept[0].read_bytes()
+        options = ["--kv", "oscar", "--kv", "oscar-plus", "--kv", "rotatekv", "--kv", "oscar:k3v2"]
+        third = self.good(*self.ask(model, *options))
+        self.assertIn("oscar-plus uses", third.err)
+        for method in ("oscar", "rotatekv"):
+            self.assertEqual(third.err.count(f"{method}: calibrated on"), 1, third.err)
+        names = sorted(path.name.split("-", 1)[1] for path in kept[0].parent.iterdir())
+        self.assertEqual(
+            names, ["oscar-plus.safetensors", "oscar.safetensors", "rotatekv.safetensors"]
+        )
+        self.assertEqual(kept[0].read_bytes(), before)
 
     def test_bits_go_where_they_count(self):
         model, artefact = self.tiny(), str(self.folder / "a.safetensors")

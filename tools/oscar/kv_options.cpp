@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <filesystem>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -28,29 +29,39 @@ bool is_usable(const std::string& path, const eval::Workbench& workbench) {
   }
 }
 
-// The path of the method's artefact for this model, made if it is not there.
-std::string kept_artefact(Method method, eval::Workbench* workbench) {
-  const std::string path =
-      (std::filesystem::path(artefact_folder()) /
-       (workbench->file().fingerprint.weights_hash + "-" + method_name(method) + ".safetensors"))
-          .string();
-  if (is_usable(path, *workbench)) {
-    note(std::string(method_name(method)) + " uses " + path);
-    return path;
+std::string kept_path(Method method, const eval::Workbench& workbench) {
+  return (std::filesystem::path(artefact_folder()) /
+          (workbench.file().fingerprint.weights_hash + "-" + method_name(method) + ".safetensors"))
+      .string();
+}
+
+// Makes sure of an artefact for each of the methods; one pass of the model serves all that are
+// missing.
+void keep_artefacts(const std::set<Method>& methods, eval::Workbench* workbench) {
+  std::vector<Method> missing;
+  for (const Method method : methods) {
+    const std::string path = kept_path(method, *workbench);
+    if (is_usable(path, *workbench)) {
+      note(std::string(method_name(method)) + " uses " + path);
+    } else {
+      missing.push_back(method);
+    }
   }
+  if (missing.empty()) return;
   const eval::TextFile sample(sample_text_path());
   Progress progress("calibrating on the built-in sample");
   eval::CalibrationOptions options;
-  options.method = method;
   options.progress = [&](std::int64_t done, std::int64_t total) { progress.update(done, total); };
-  const std::vector<const eval::TextFile*> texts = {&sample};
-  const eval::CalibrationResult result = eval::calibrate_model(workbench, texts, options);
-  save_artefact(result.artefact, path);
-  progress.clear();
-  note(std::string(method_name(method)) + ": calibrated on " + std::to_string(result.tokens_used) +
-       " tokens of the built-in sample, kept in " + path);
-  for (const std::string& warning : result.warnings) warn(warning);
-  return path;
+  const eval::Calibration calibration(workbench, {&sample}, options, /*raw_targets=*/false);
+  for (const Method method : missing) {
+    const eval::CalibrationResult result = calibration.fit(method, {});
+    save_artefact(result.artefact, kept_path(method, *workbench));
+    progress.clear();
+    note(std::string(method_name(method)) + ": calibrated on " +
+         std::to_string(result.tokens_used) + " tokens of the built-in sample, kept in " +
+         kept_path(method, *workbench));
+    for (const std::string& warning : result.warnings) warn(warning);
+  }
 }
 
 constexpr const char* kAll = "all";
@@ -129,9 +140,14 @@ std::vector<eval::KvChoice> choose_kvs(const std::vector<std::string>& specs,
     choices.push_back(eval::choose_kv(spec));
     workbench->check(choices.back());
   }
+  std::set<Method> calibrated;
+  for (const eval::KvChoice& choice : choices) {
+    if (eval::needs_calibration(choice)) calibrated.insert(choice.spec.method);
+  }
+  keep_artefacts(calibrated, workbench);
   for (eval::KvChoice& choice : choices) {
     if (!eval::needs_calibration(choice)) continue;
-    eval::use_artefact(&choice, kept_artefact(choice.spec.method, workbench));
+    eval::use_artefact(&choice, kept_path(choice.spec.method, *workbench));
     workbench->check(choice);
   }
   return choices;
