@@ -126,20 +126,6 @@ std::string describe(const PlaneLayout& layout) {
          std::to_string(static_cast<int>(quant.scale_fit));
 }
 
-std::span<const KernelSet* const> sets_scalar_first() {
-  static const std::vector<const KernelSet*> sets = [] {
-    std::vector<const KernelSet*> found;
-    for (const KernelSet* set : all_kernel_sets()) {
-      if (set->supported()) found.insert(found.begin(), set);
-    }
-    std::fprintf(stderr, "kernel sets:");
-    for (const KernelSet* set : found) std::fprintf(stderr, " %s", set->name);
-    std::fprintf(stderr, "\n");
-    return found;
-  }();
-  return sets;
-}
-
 std::vector<std::uint8_t> any_plane(Source& source, const PlaneLayout& layout) {
   std::vector<std::uint8_t> plane(static_cast<std::size_t>(layout.plane_bytes()));
   for (std::uint8_t& byte : plane) byte = source.byte();
