@@ -37,6 +37,16 @@ function(oscar_test name)
   endif()
 endfunction()
 
+# oscar_thread_test(NAME): the CTest test NAME works with several threads: label "threads". The preset "tsan" builds and runs those, by
+# the target thread_tests.
+add_custom_target(thread_tests)
+function(oscar_thread_test name)
+  if(NOT CMAKE_CROSSCOMPILING)  # where a test is several
+    set_property(TEST ${name} APPEND PROPERTY LABELS threads)
+  endif()
+  add_dependencies(thread_tests ${name})
+endfunction()
+
 # oscar_model_test(NAME): the CTest test NAME runs a real model, $OSCAR_TEST_MODEL: label "model". Where a model was given, skipping
 # for want of one is a failure.
 function(oscar_model_test name)
