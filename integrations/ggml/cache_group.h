@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -74,6 +75,8 @@ class CacheGroup {
   // Reserves the memory; copies for `num_windows` sequences. Once, before anything below.
   void open(std::int64_t num_windows);
   bool is_open() const { return memory_.data() != nullptr; }
+  // What was taken from the system for planes and copies.
+  std::span<const std::uint8_t> reserved() const { return {memory_.data(), memory_.size()}; }
 
   const Artefact& artefact() const { return *artefact_; }
   const Window& window() const { return window_; }

@@ -1,14 +1,21 @@
 // Shifts, saved rows, refusals and the report, on graphs without a model.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdio>
 #include <cstring>
 #include <limits>
+#include <numeric>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "cache_buffer.h"
 #include "graph_test_support.h"
 #include "log.h"
 #include "report.h"
@@ -174,6 +181,70 @@ TEST(Report, CountsWhatIsStored) {
   EXPECT_EQ(result.bits_per_value, 2.5);  // 2 bits, scale and zero point of 16 bits for 64 values
   EXPECT_EQ(result.kv_bytes_allocated, 128u * 256 * 5 / 16);
   EXPECT_EQ(ggml_backend_buffer_get_size(bench.buffer()), result.kv_bytes_allocated);
+}
+
+// Bytes of a range that are memory by now.
+std::uint64_t resident_bytes(std::span<const std::uint8_t> range) {
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(range.data()) / page * page;
+  const std::uintptr_t end = reinterpret_cast<std::uintptr_t>(range.data()) + range.size();
+  std::vector<unsigned char> pages((end - begin + page - 1) / page);
+  EXPECT_EQ(::mincore(reinterpret_cast<void*>(begin), end - begin, pages.data()), 0);
+  return page * static_cast<std::uint64_t>(
+                    std::count_if(pages.begin(), pages.end(), [](auto p) { return (p & 1) != 0; }));
+}
+
+// A public report's figures for 36 layers of 8 KV heads of 128, 2 bits with scale and zero point
+// for 128 values, 320 exact tokens: what each token takes in one of the two forms. Here the exact
+// ones have codes too (ADR 2), and a page is 64 tokens. What is reported is what is allocated.
+TEST(Report, BytesOfAPublicReport) {
+  constexpr std::uint64_t kCodeBytes = 36 * 2 * 8 * 36;  // of a token
+  struct Case {
+    std::int64_t tokens;
+    std::uint64_t one_form;
+  };
+  for (const auto& [tokens, one_form] :
+       {Case{300, 44236800}, {1024, 61784064}, {4096, 125485056}, {32768, 720027648}}) {
+    BenchShape shape{.kv_size = tokens,
+                     .num_q_heads = 8,
+                     .num_kv_heads = 8,
+                     .head_dim_k = 128,
+                     .head_dim_v = 128};
+    shape.layers.resize(36);
+    std::iota(shape.layers.begin(), shape.layers.end(), 0);
+    const std::uint64_t exact = std::min<std::int64_t>(tokens, 320);
+    const std::uint64_t page_rest = (64 - tokens % 64) % 64;
+    const std::uint64_t expected = one_form + kCodeBytes * (exact + page_rest);
+    GraphBench bench("quarot:k2v2,group=128,sink=64,recent=256", shape);
+    ASSERT_TRUE(bench.ok());
+    // 300 tokens are written everywhere, of more than that one.
+    const std::int64_t written = tokens == 300 ? tokens : 1;
+    for (std::size_t layer = 0; layer < shape.layers.size(); ++layer) {
+      ASSERT_EQ(bench.run(causal_step(shape, 0, written, 35), nullptr, layer, 1),
+                GGML_STATUS_SUCCESS);
+    }
+    Report result;
+    ASSERT_EQ(report(&result), 0);
+    EXPECT_EQ(result.kv_bytes_allocated, expected) << tokens << " tokens";
+    EXPECT_EQ(ggml_backend_buffer_get_size(bench.buffer()), expected);
+    const auto& groups = LiveCaches::instance().all().front()->groups();
+    ASSERT_EQ(groups.size(), 1u);
+    // Behind them lies address space for the exact rows of one layer's batch, as long as the
+    // context at most; of it only a batch's tokens become memory. Each of the 72 planes begins on a
+    // page of the system, and so do the two blocks of copies.
+    const std::uint64_t reserved = groups.front()->reserved().size();
+    const std::uint64_t scratch = static_cast<std::uint64_t>(tokens) * 2 * 8 * 256;
+    EXPECT_GE(reserved, expected + scratch) << tokens << " tokens";
+    EXPECT_LT(reserved, expected + scratch + 74 * 4096) << tokens << " tokens";
+    if (written < tokens) continue;
+    EXPECT_EQ(result.kv_bytes_used, one_form + kCodeBytes * exact);
+    const std::uint64_t resident = resident_bytes(groups.front()->reserved());
+    std::printf("%lld tokens: %llu bytes used, %llu resident\n", static_cast<long long>(tokens),
+                static_cast<unsigned long long>(result.kv_bytes_used),
+                static_cast<unsigned long long>(resident));
+    EXPECT_NEAR(static_cast<double>(resident), static_cast<double>(result.kv_bytes_used),
+                0.05 * static_cast<double>(expected));
+  }
 }
 
 }  // namespace
