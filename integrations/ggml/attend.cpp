@@ -101,6 +101,7 @@ void attend(const ggml_tensor* node, OpContext* context) {
   }
   const Visibility visibility = visibility_of(node, group);
   check_usable(visibility, &group);
+  ++info.buffer->num_attended;
 
   float scale, max_bias, soft_cap;
   std::memcpy(&scale, node->op_params + 0, sizeof scale);

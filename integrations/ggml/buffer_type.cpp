@@ -121,6 +121,7 @@ void get_tensor(ggml_backend_buffer_t, const ggml_tensor* tensor, void* data, st
   const bool done = guarded([&] {
     const CacheRows at = cache_rows(layer, tensor, offset, size);
     if (is_attention_view(tensor)) {
+      ++layer->buffer->num_read_elsewhere;
       read_values(at.group, at.group->layer(*layer), at.side, at.rows,
                   {static_cast<std::uint16_t*>(data), size / sizeof(std::uint16_t)});
     } else {

@@ -40,7 +40,7 @@ std::string describe(const CacheGroup& group) {
             std::to_string(group.window().sink_tokens) + " and last " +
             std::to_string(group.window().recent_tokens) + " tokens)";
   }
-  return line + ", " + layer.codec->kernels().name + " kernels";
+  return line + ", " + layer.codec->kernels().name + " kernels on the CPU (OSCAR0)";
 }
 
 }  // namespace

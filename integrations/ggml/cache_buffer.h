@@ -33,6 +33,9 @@ class CacheBuffer {
   const std::vector<std::unique_ptr<CacheGroup>>& groups() const { return groups_; }
   RopeBook& ropes() { return ropes_; }
   bool said_shift = false;  // the note on context shifts was printed
+  // Where this cache was attended: attention operations that the plugin computed, and views of keys
+  // or values that another device took decoded to compute its own.
+  std::uint64_t num_attended = 0, num_read_elsewhere = 0;
 
   // Takes a root into a layer. Throws Error when a cache of this kind cannot be held.
   void add_root(ggml_tensor* root, const CacheName& name);

@@ -20,7 +20,7 @@
 
 namespace oscar::ggml_plugin {
 
-inline constexpr int kPluginApiVersion = 3;
+inline constexpr int kPluginApiVersion = 4;
 inline constexpr const char* kDeviceName = "OSCAR0";
 
 struct Report {
@@ -31,6 +31,9 @@ struct Report {
   double bits_per_value = 0;         // 8 · kv_bytes_used / kv_values_used
   double code_bits = 0;          // of a value without copies, and with every group of tokens full
   std::uint64_t cells_used = 0;  // of the first cache group
+  // Attention operations over the live caches that the plugin computed, and views of keys or values
+  // that another device took decoded for its own attention.
+  std::uint64_t num_attended = 0, num_read_elsewhere = 0;
   char method[32] = {};
   char kernels[24] = {};  // "avx2", "avx2 float" where codes are attended in floating point
 };

@@ -61,6 +61,8 @@ int report(Report* result) {
     for (const auto& layer : (*buffer)->layers()) counted[layer->layer] = true;
     any = true;
     result->kv_bytes_allocated += (*buffer)->bytes();
+    result->num_attended += (*buffer)->num_attended;
+    result->num_read_elsewhere += (*buffer)->num_read_elsewhere;
     for (const auto& group : (*buffer)->groups()) {
       result->kv_bytes_used += group->used_bytes();
       result->kv_values_used += group->used_values();

@@ -107,7 +107,7 @@ KvUse Workbench::use(const Context& context, const KvChoice& kv) const {
     const ggml_type type = host_type(kv.spec.host_type);
     const double bits =
         8.0 * static_cast<double>(ggml_type_size(type)) / static_cast<double>(ggml_blck_size(type));
-    return {kv.spec.host_type, bits, bits, context.host_kv_bytes(), 0};
+    return {kv.spec.host_type, bits, bits, context.host_kv_bytes(), 0, 0, 0};
   }
   ggml_plugin::Report report;
   if (host_->plugin().report(&report) != 0) {
@@ -115,8 +115,13 @@ KvUse Workbench::use(const Context& context, const KvChoice& kv) const {
                 "--kv " + kv.label +
                     ": the plugin reports no cache; the model's keys and values did not go to it");
   }
-  return {report.method, report.bits_per_value, report.code_bits, report.kv_bytes_used,
-          report.kv_bytes_allocated};
+  return {report.method,
+          report.bits_per_value,
+          report.code_bits,
+          report.kv_bytes_used,
+          report.kv_bytes_allocated,
+          report.num_attended,
+          report.num_read_elsewhere};
 }
 
 ggml_type host_type(const std::string& name) {

@@ -25,6 +25,9 @@ struct KvUse {
   double code_bits = 0;                 // without exact copies, every group of tokens full
   std::uint64_t kv_bytes = 0;           // of the tokens in it
   std::uint64_t kv_bytes_reserved = 0;  // for the whole context; 0: not known (host types)
+  // Attention operations over our cache: by the plugin, and elsewhere (none, or something is
+  // wrong).
+  std::uint64_t num_attended = 0, num_attended_elsewhere = 0;
 };
 
 // What a measurement asks of a context beyond its cache. The fields are those of ContextOptions.

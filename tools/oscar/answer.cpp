@@ -36,7 +36,11 @@ Json answer_json(const Answer& answer) {
   json["method"] = answer.use.method;
   json["bits"] = answer.use.bits;
   json["kv_bytes"] = answer.use.kv_bytes;
-  if (answer.use.kv_bytes_reserved > 0) json["kv_bytes_reserved"] = answer.use.kv_bytes_reserved;
+  if (answer.use.kv_bytes_reserved > 0) {
+    json["kv_bytes_reserved"] = answer.use.kv_bytes_reserved;
+    json["attention_by_plugin"] = answer.use.num_attended;
+    json["attention_elsewhere"] = answer.use.num_attended_elsewhere;
+  }
   json["answer"] = generation.text;
   json["prompt_tokens"] = generation.num_prompt_tokens;
   json["new_tokens"] = generation.num_new_tokens;
