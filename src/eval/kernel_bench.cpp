@@ -49,7 +49,7 @@ struct Contender {
   std::unique_ptr<GgmlLayer> ggml;  // host types
   attention::Plan plan;
   AlignedBuffer<std::uint8_t> workspace;
-  std::vector<double> ns;
+  std::vector<double> ns, instructions;
 
   void attend() {
     if (ggml) {
@@ -124,9 +124,13 @@ std::vector<KernelBenchRow> measure(const std::vector<KvChoice>& kvs,
     for (int round = 0; round < options.rounds; ++round) {
       for (const auto& contender : contenders) {
         flush();
+        const std::optional<double> before = count_of(options.instructions);
         const TimingClock::time_point start = TimingClock::now();
         call(contender.get());
         contender->ns.push_back(1e9 * seconds_since(start));
+        if (before) {
+          contender->instructions.push_back(count_of(options.instructions).value() - *before);
+        }
         if (options.progress) options.progress(++done, total);
       }
     }
@@ -140,7 +144,11 @@ std::vector<KernelBenchRow> measure(const std::vector<KvChoice>& kvs,
       row.threads = options.num_threads;
       row.ns = spread_of(contender->ns);
       const std::int64_t queries = attends ? shape.num_queries : 1;
-      row.ns_per_token = row.ns.median / static_cast<double>(depth * shape.num_kv_heads * queries);
+      const auto num_rows = static_cast<double>(depth * shape.num_kv_heads * queries);
+      row.ns_per_token = row.ns.median / num_rows;
+      if (!contender->instructions.empty()) {
+        row.instructions_per_token = spread_of(contender->instructions).median / num_rows;
+      }
       row.bytes = contender->bytes();
       row.gigabytes_per_s = static_cast<double>(row.bytes) / row.ns.median;
       if (attends) row.relative_error = error_of(*contender);

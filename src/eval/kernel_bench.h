@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "eval/instruction_counter.h"
 #include "eval/synthetic_layer.h"
 #include "eval/timing.h"
 #include "eval/workbench.h"
@@ -17,6 +19,7 @@ struct KernelBenchOptions {
   std::vector<std::int64_t> depths;
   int rounds = 21;
   int num_threads = 1;
+  const InstructionCounter* instructions = nullptr;  // made before any thread was started, or null
   std::function<void(std::int64_t done, std::int64_t total)> progress;  // may be null
 };
 
@@ -24,9 +27,10 @@ struct KernelBenchRow {
   std::string kv, method, kernels;  // kernels: of our sets, or "ggml"
   std::int64_t depth = 0;
   int threads = 1;
-  Spread ns;                // of one call
-  double ns_per_token = 0;  // and KV head (and query): the median
-  std::uint64_t bytes = 0;  // of the cache that a call reads or writes
+  Spread ns;                                     // of one call
+  double ns_per_token = 0;                       // and KV head (and query): the median
+  std::optional<double> instructions_per_token;  // the same; empty where they are not counted
+  std::uint64_t bytes = 0;                       // of the cache that a call reads or writes
   double gigabytes_per_s = 0;
   double relative_error = 0;  // attention: against fp64 on the values that the cache holds (ours),
                               // on the exact ones (ggml's)

@@ -18,9 +18,25 @@ struct Contender {
   AttentionTimer timer;
   std::unique_ptr<Context> context;
   std::unique_ptr<ContextFiller> filler;
-  std::vector<double> tokens_per_s;
+  std::vector<double> tokens_per_s, instructions;  // instructions: a token
   double attention_share = 0;
 };
+
+// Runs `work`, which decodes num_tokens tokens, and notes how long it took; returns that, in s.
+template <typename Work>
+double measure(Contender* contender, const ModelBenchOptions& options, std::int64_t num_tokens,
+               Work work) {
+  const auto tokens = static_cast<double>(num_tokens);
+  const std::optional<double> before = count_of(options.instructions);
+  const TimingClock::time_point start = TimingClock::now();
+  work();
+  const double seconds = seconds_since(start);
+  contender->tokens_per_s.push_back(tokens / seconds);
+  if (before) {
+    contender->instructions.push_back((count_of(options.instructions).value() - *before) / tokens);
+  }
+  return seconds;
+}
 
 std::vector<std::unique_ptr<Contender>> open_all(Workbench* workbench,
                                                  std::span<const llama_token> tokens,
@@ -48,9 +64,17 @@ std::vector<std::unique_ptr<Contender>> open_all(Workbench* workbench,
 }
 
 ModelBenchRow row_of(const Contender& contender, std::int64_t depth, int threads) {
-  return {
-      contender.kv->label,      contender.method, depth, threads, spread_of(contender.tokens_per_s),
-      contender.attention_share};
+  ModelBenchRow row;
+  row.kv = contender.kv->label;
+  row.method = contender.method;
+  row.depth = depth;
+  row.threads = threads;
+  row.tokens_per_s = spread_of(contender.tokens_per_s);
+  row.attention_share = contender.attention_share;
+  if (!contender.instructions.empty()) {
+    row.instructions_per_token = spread_of(contender.instructions).median;
+  }
+  return row;
 }
 
 std::vector<std::int64_t> ascending(std::vector<std::int64_t> depths) {
@@ -83,15 +107,14 @@ std::vector<ModelBenchRow> bench_decode(Workbench* workbench, std::span<const ll
     for (const auto& contender : contenders) {
       contender->filler->fill_to(depth);
       contender->tokens_per_s.clear();
+      contender->instructions.clear();
       contender->filler->step();  // a graph of this shape, for the first time
       tell();
     }
     for (int round = 0; round < options.rounds; ++round) {
       for (const auto& contender : contenders) {
         for (int step = 0; step < options.steps; ++step) {
-          const TimingClock::time_point start = TimingClock::now();
-          contender->filler->step();
-          contender->tokens_per_s.push_back(1.0 / seconds_since(start));
+          measure(contender.get(), options, 1, [&] { contender->filler->step(); });
         }
         tell();
       }
@@ -118,24 +141,25 @@ std::vector<ModelBenchRow> bench_prefill(Workbench* workbench, std::span<const l
   std::vector<ModelBenchRow> rows;
   for (const std::int64_t depth : depths) {
     std::vector<double> attention(contenders.size()), total(contenders.size());
-    for (const auto& contender : contenders) contender->tokens_per_s.clear();
+    for (const auto& contender : contenders) {
+      contender->tokens_per_s.clear();
+      contender->instructions.clear();
+    }
     for (int round = 0; round < options.rounds; ++round) {
       for (std::size_t i = 0; i < contenders.size(); ++i) {
         Contender& contender = *contenders[i];
         contender.context->clear();
         contender.timer.start();
-        const TimingClock::time_point start = TimingClock::now();
-        for (std::int64_t at = 0; at < depth; at += kBatchTokens) {
-          std::vector<llama_token> batch;
-          for (std::int64_t t = at; t < std::min(at + kBatchTokens, depth); ++t) {
-            batch.push_back(tokens[static_cast<std::size_t>(t) % tokens.size()]);
+        total[i] += measure(&contender, options, depth, [&] {
+          for (std::int64_t at = 0; at < depth; at += kBatchTokens) {
+            std::vector<llama_token> batch;
+            for (std::int64_t t = at; t < std::min(at + kBatchTokens, depth); ++t) {
+              batch.push_back(tokens[static_cast<std::size_t>(t) % tokens.size()]);
+            }
+            contender.context->decode(batch, at + kBatchTokens >= depth ? 1 : 0);
           }
-          contender.context->decode(batch, at + kBatchTokens >= depth ? 1 : 0);
-        }
-        const double seconds = seconds_since(start);
+        });
         attention[i] += contender.timer.stop();
-        total[i] += seconds;
-        contender.tokens_per_s.push_back(static_cast<double>(depth) / seconds);
         if (options.progress) options.progress(++done, turns);
       }
     }

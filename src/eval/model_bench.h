@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "eval/instruction_counter.h"
 #include "eval/timing.h"
 #include "eval/workbench.h"
 
@@ -17,6 +19,7 @@ struct ModelBenchOptions {
   std::vector<std::int64_t> depths;  // decode: tokens in the cache; prefill: tokens of the prompt
   int rounds = 5;                    // turns of each cache at each depth
   int steps = 8;                     // tokens decoded in a turn
+  const InstructionCounter* instructions = nullptr;  // made before any thread was started, or null
   // Turns done, and of how many. May be null.
   std::function<void(std::int64_t done, std::int64_t total)> progress;
 };
@@ -27,6 +30,7 @@ struct ModelBenchRow {
   int threads = 1;
   Spread tokens_per_s;         // decode: of single steps; prefill: of whole prompts
   double attention_share = 0;  // of the time, in FLASH_ATTN_EXT
+  std::optional<double> instructions_per_token;  // median; of the whole model
 };
 
 // Tokens that the contexts of bench_decode take: the largest depth and what is decoded there.

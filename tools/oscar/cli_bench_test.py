@@ -12,6 +12,15 @@ class Bench(CliTest):
         document = json.loads(path.read_text())
         self.assertTrue(document["host"])
         self.assertTrue(document["cpu"])
+        # Instructions are counted, or it is said why not.
+        name = "instructions_per_token"
+        if arguments[0] in ("attention", "encode"):
+            name += "_head"
+        for row in document["results"]:
+            if "instructions_not_counted" in document:
+                self.assertIsNone(row[name])
+            else:
+                self.assertGreater(row[name], 0)
         return document
 
     def check_spread(self, spread):
@@ -64,7 +73,7 @@ class Bench(CliTest):
 
     def test_prefill(self):
         rows = self.results(
-            "prefill", "-m", self.tiny(), "-t", "1", "--tokens", "64,1100", "--rounds", "2", "--kv",
+            "prefill", "-m", self.tiny(), "-t", "1", "--depth", "64,1100", "--rounds", "2", "--kv",
             "f16", "--kv", "quarot",
         )["results"]  # fmt: skip
         self.assertEqual([row["depth"] for row in rows], [64, 64, 1100, 1100])

@@ -28,6 +28,15 @@ struct BenchCommand {
   std::vector<std::string> kvs;
 };
 
+Json or_null(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
+
+// What the JSON says about counts of instructions, and a line where there are none.
+void report_instructions(const eval::InstructionCounter& counter, Json* document) {
+  if (counter.reason().empty()) return;
+  if (document != nullptr) (*document)["instructions_not_counted"] = counter.reason();
+  std::printf("instructions are not counted: %s\n", counter.reason().c_str());
+}
+
 Json spread_json(const eval::Spread& spread) {
   return {{"median", spread.median}, {"p10", spread.p10}, {"p90", spread.p90}};
 }
@@ -87,6 +96,7 @@ void print_model_rows(const std::vector<eval::ModelBenchRow>& rows) {
 enum class ModelBench { kDecode, kPrefill };
 
 void run_model_bench(const BenchCommand& command, ModelBench kind) {
+  const eval::InstructionCounter instructions;  // before the first thread
   Session session = open_session(command.common);
   eval::Workbench& workbench = *session.workbench;
   check_threads(workbench.num_threads());
@@ -94,6 +104,7 @@ void run_model_bench(const BenchCommand& command, ModelBench kind) {
   options.depths = command.depths;
   options.rounds = command.rounds;
   options.steps = command.steps;
+  options.instructions = &instructions;
   workbench.check_context(kind == ModelBench::kDecode
                               ? eval::decode_context_tokens(options)
                               : *std::max_element(options.depths.begin(), options.depths.end()));
@@ -109,29 +120,32 @@ void run_model_bench(const BenchCommand& command, ModelBench kind) {
                                   : eval::bench_prefill(&workbench, tokens, kvs, options);
   progress.clear();
   print_model_rows(rows);
-  if (command.common.json.empty()) return;
+  if (command.common.json.empty()) return report_instructions(instructions, nullptr);
   Json document = json_header(command.common, workbench);
+  report_instructions(instructions, &document);
   document["host"] = host_text();
   document["cpu"] = cpu_name();
   document["rounds"] = command.rounds;
   if (kind == ModelBench::kDecode) document["steps"] = command.steps;
   document["results"] = Json::array();
   for (const eval::ModelBenchRow& row : rows) {
-    document["results"].push_back({{"kv", row.kv},
-                                   {"method", row.method},
-                                   {"depth", row.depth},
-                                   {"threads", row.threads},
-                                   {"tokens_per_s", spread_json(row.tokens_per_s)},
-                                   {"attention_share", row.attention_share}});
+    document["results"].push_back(
+        {{"kv", row.kv},
+         {"method", row.method},
+         {"depth", row.depth},
+         {"threads", row.threads},
+         {"tokens_per_s", spread_json(row.tokens_per_s)},
+         {"attention_share", row.attention_share},
+         {"instructions_per_token", or_null(row.instructions_per_token)}});
   }
   write_json(command.common.json, document);
 }
 
 void print_kernel_rows(const std::vector<eval::KernelBenchRow>& rows, bool attends,
                        double bandwidth) {
-  std::vector<std::vector<std::string>> table = {{"KV cache", "kernels", "depth", "us", "p10",
-                                                  "p90", "ns a token and head", "/ f16", "GB/s",
-                                                  attends ? "error" : ""}};
+  std::vector<std::vector<std::string>> table = {
+      {"KV cache", "kernels", "depth", "us", "p10", "p90", "ns a token and head",
+       "instructions a token and head", "/ f16", "GB/s", attends ? "error" : ""}};
   for (const eval::KernelBenchRow& row : rows) {
     std::string ratio = "-";
     for (const eval::KernelBenchRow& other : rows) {
@@ -141,8 +155,9 @@ void print_kernel_rows(const std::vector<eval::KernelBenchRow>& rows, bool atten
     }
     table.push_back({row.kv, row.kernels, std::to_string(row.depth),
                      format("%.1f", row.ns.median * 1e-3), format("%.1f", row.ns.p10 * 1e-3),
-                     format("%.1f", row.ns.p90 * 1e-3), format("%.2f", row.ns_per_token), ratio,
-                     format("%.2f", row.gigabytes_per_s),
+                     format("%.1f", row.ns.p90 * 1e-3), format("%.2f", row.ns_per_token),
+                     row.instructions_per_token ? format("%.1f", *row.instructions_per_token) : "-",
+                     ratio, format("%.2f", row.gigabytes_per_s),
                      attends ? format("%.1e", row.relative_error) : ""});
   }
   print_table(table);
@@ -150,12 +165,14 @@ void print_kernel_rows(const std::vector<eval::KernelBenchRow>& rows, bool atten
 }
 
 void run_kernel_bench(const BenchCommand& command, bool attends) {
+  const eval::InstructionCounter instructions;  // before the first thread
   if (std::getenv("OSCAR_LOG") == nullptr) ::setenv("OSCAR_LOG", "-1", 1);
   eval::KernelBenchOptions options;
   options.shape = parse_shape(command.shape, attends ? command.queries : 1);
   options.depths = command.depths;
   options.rounds = command.rounds;
   options.num_threads = command.common.threads;
+  options.instructions = &instructions;
   check_threads(options.num_threads);
   std::vector<eval::KvChoice> kvs;
   for (const std::string& spec : command.kvs) {
@@ -174,8 +191,9 @@ void run_kernel_bench(const BenchCommand& command, bool attends) {
       attends ? eval::bench_attention(kvs, options) : eval::bench_encode(kvs, options);
   progress.clear();
   print_kernel_rows(rows, attends, bandwidth);
-  if (command.common.json.empty()) return;
+  if (command.common.json.empty()) return report_instructions(instructions, nullptr);
   Json document;
+  report_instructions(instructions, &document);
   document["version"] = OSCAR_VERSION;
   document["host"] = host_text();
   document["cpu"] = cpu_name();
@@ -193,6 +211,7 @@ void run_kernel_bench(const BenchCommand& command, bool attends) {
                    {"threads", row.threads},
                    {"ns", spread_json(row.ns)},
                    {"ns_per_token_head", row.ns_per_token},
+                   {"instructions_per_token_head", or_null(row.instructions_per_token)},
                    {"bytes", row.bytes},
                    {"gigabytes_per_s", row.gigabytes_per_s}};
     if (attends) result["relative_error"] = row.relative_error;
@@ -230,7 +249,7 @@ void add_model_bench(CLI::App* bench, const char* name, ModelBench kind, const c
   } else {
     command->rounds = 3;
     command->depths = {512, 4096};
-    add_depths(app, "--tokens", command.get(), "tokens of the prompt", 1);
+    add_depths(app, "--tokens,--depth", command.get(), "tokens of the prompt", 1);
   }
   add_rounds(app, command.get(), "turns of each cache");
   add_kv_option(app, &command->kvs);
@@ -267,7 +286,9 @@ void add_kernel_bench(CLI::App* bench, const char* name, bool attends, const cha
 void add_bench(CLI::App* program) {
   CLI::App* bench = program->add_subcommand(
       "bench",
-      "speed of KV caches side by side in one run: medians, and what 10 % lie below and above");
+      "speed of KV caches side by side in one run: medians, and what 10 % lie below and above; "
+      "instructions in user space, of all threads, where the processor's counters may be read "
+      "(perf_event_open), else null and a line that says why");
   bench->require_subcommand(1);
   add_model_bench(bench, "decode", ModelBench::kDecode,
                   "tokens a second at several depths of the cache\n"
