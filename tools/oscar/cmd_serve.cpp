@@ -75,13 +75,17 @@ void check_memory(const eval::ModelLayers& model, const eval::KvChoice& kv,
   if (available == 0 || needed <= available) return;
   const std::int64_t fits =
       weights < available ? eval::longest_context(model, kv, options, available - weights) : 0;
-  throw Error(
-      ErrorCode::kUnsupported,
-      "a context of " + std::to_string(plan.context_tokens) + " tokens needs " +
-          human_bytes(plan.bytes()) + " for --kv " + kv.label + " and " + human_bytes(weights) +
-          " for the weights, " + human_bytes(needed) + " together; " + human_bytes(available) +
-          " of memory are available: " +
-          (fits > 0 ? "-c " + std::to_string(fits) + " is the most that fits" : "no context fits"));
+  const bool is_whole =
+      model.context_length > 0 && fits + eval::kContextMultiple > model.context_length;
+  const std::string advice = fits == 0 ? "no context fits"
+                                       : "-c " + std::to_string(fits) +
+                                             (is_whole ? " fits, all that the model was trained for"
+                                                       : " is the most that fits");
+  throw Error(ErrorCode::kUnsupported,
+              "a context of " + std::to_string(plan.context_tokens) + " tokens needs " +
+                  human_bytes(plan.bytes()) + " for --kv " + kv.label + " and " +
+                  human_bytes(weights) + " for the weights, " + human_bytes(needed) +
+                  " together; " + human_bytes(available) + " of memory are available: " + advice);
 }
 
 void check_threads(int threads) {
