@@ -1,6 +1,6 @@
-# CUDA targets. Spilled registers are errors, unless OSCAR_CUDA_ALLOW_SPILLS.
+# CUDA targets, where CudaChoice.cmake has found all that they take. Spilled registers are errors, unless OSCAR_CUDA_ALLOW_SPILLS.
 enable_language(CUDA)
-find_package(CUDAToolkit 12.4 REQUIRED)
+find_package(CUDAToolkit ${OSCAR_CUDA_OLDEST} REQUIRED)
 # CMake 3.25 does not know how newer nvcc spells C++20.
 if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")

@@ -7,7 +7,6 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)
 endif()
 find_package(Threads REQUIRED)
-set(OSCAR_WITH_CUDA ON)
 set(OSCAR_GTEST_SOURCE "" CACHE PATH "GoogleTest's source; empty: find_package")
 enable_testing()
 if(OSCAR_GTEST_SOURCE)
@@ -18,6 +17,8 @@ endif()
 
 set(repo_dir "${CMAKE_CURRENT_LIST_DIR}/..")
 get_filename_component(CMAKE_SOURCE_DIR "${repo_dir}" ABSOLUTE)  # where OscarTargets finds headers
+set(OSCAR_CUDA_DEFAULT on)
+include("${CMAKE_CURRENT_LIST_DIR}/CudaChoice.cmake")
 include("${CMAKE_CURRENT_LIST_DIR}/OscarTargets.cmake")
 add_library(oscar_format STATIC "${repo_dir}/src/format/plane_layout.cpp"
   "${repo_dir}/src/base/cpu_features.cpp")

@@ -55,6 +55,7 @@ LAYERS = {
         "src/calibrate",
         "src/methods",
         "src/kernels",
+        "src/cuda",
         "src/format",
         "src/base",
     ),

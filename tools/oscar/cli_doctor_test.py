@@ -22,6 +22,8 @@ class Doctor(CliTest):
         self.assertEqual(len(result.out.splitlines()), len(checks))
         for name in ("processor", "kernels", "codec, scalar", "attention, scalar", "llama.cpp"):
             self.assertIn(name, checks)
+        self.assertRegex(checks["GPU"]["text"], "^(CUDA: sm_|CPU only, because )")
+        self.assertIn(checks["GPU"]["text"].split(";")[0], self.good("--version").out)
         self.assertIn("built for ggml", checks["plugin"]["text"])
         self.assertIn("llama-server", checks["llama-server"]["text"])
         self.assertIn("relative error", checks["attention, scalar"]["text"])

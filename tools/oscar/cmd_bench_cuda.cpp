@@ -11,6 +11,10 @@
 
 #include "base/error.h"
 #include "commands.h"
+#include "cuda/build.h"
+#ifdef OSCAR_CUDA_KERNELS
+#include "cuda/gpu.h"
+#endif
 #include "output_file.h"
 
 namespace oscar::tool {
@@ -22,7 +26,8 @@ struct BenchCudaCommand {
 };
 
 void run_bench_cuda([[maybe_unused]] const BenchCudaCommand& command) {
-#ifdef OSCAR_CUDA_DECODE_BENCH
+#ifdef OSCAR_CUDA_KERNELS
+  cuda::usable_gpu(0);
   std::vector<std::string> arguments = {command.encode ? OSCAR_CUDA_ENCODE_BENCH
                                                        : OSCAR_CUDA_DECODE_BENCH};
   if (command.quick) arguments.emplace_back("--quick");
@@ -41,9 +46,9 @@ void run_bench_cuda([[maybe_unused]] const BenchCudaCommand& command) {
   ::execv(pointers[0], pointers.data());
   throw Error(ErrorCode::kIo, "cannot start " + arguments[0] + ": " + std::strerror(errno));
 #else
-  throw Error(ErrorCode::kUnsupported,
-              "this build has no CUDA kernels; configure with -DOSCAR_WITH_CUDA=ON, or run "
-              "scripts/gpu_check, which builds and measures them");
+  throw Error(ErrorCode::kUnsupported, std::string("this build has no CUDA kernels (") +
+                                           cuda::kBuildText.choice +
+                                           "); scripts/gpu_check builds and measures them");
 #endif
 }
 

@@ -8,6 +8,10 @@
 #include "base/cpu_features.h"
 #include "base/error.h"
 #include "commands.h"
+#include "cuda/build.h"
+#ifdef OSCAR_CUDA_KERNELS
+#include "cuda/gpu.h"
+#endif
 #include "eval/host.h"
 #include "eval/self_test.h"
 #include "llama_server.h"
@@ -63,6 +67,16 @@ std::string kernel_sets() {
   return text;
 }
 
+// What the build can do, and with kernels: whether they run here. A machine without a GPU is none
+// that something is wrong with.
+std::string gpu_text() {
+  std::string text = cuda::kBuildText.choice;
+#ifdef OSCAR_CUDA_KERNELS
+  text += cuda::has_gpu() ? ", run on " + cuda::usable_gpu(0) : "; there is no GPU here";
+#endif
+  return text;
+}
+
 void check_llama(const DoctorCommand& command, Report* report) {
   ::setenv("OSCAR_LOG", "-1", 0);
   std::unique_ptr<eval::Host> host;
@@ -96,6 +110,7 @@ void run_doctor(const DoctorCommand& command) {
     report.line(std::string("codec, ") + set->name, eval::test_codec(*set));
     report.line(std::string("attention, ") + set->name, eval::test_attention(*set));
   }
+  report.line("GPU", gpu_text);
   check_llama(command, &report);
   report.line("memory", [] {
     const std::uint64_t available = available_memory();

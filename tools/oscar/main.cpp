@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "commands.h"
+#include "cuda/build.h"
 #include "serve_arguments.h"
 #include "support.h"
 
@@ -78,7 +79,8 @@ int main(int argc, char** argv) {
   program.name("oscar");
   program.require_subcommand(1);
   program.set_version_flag("--version", [] {
-    return "oscar " OSCAR_VERSION ", llama.cpp " + oscar::eval::llama_version_text();
+    return "oscar " OSCAR_VERSION ", llama.cpp " + oscar::eval::llama_version_text() + "\n" +
+           oscar::cuda::kBuildText.choice;
   });
   oscar::tool::add_calibrate(&program);
   oscar::tool::add_inspect(&program);

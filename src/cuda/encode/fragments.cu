@@ -27,7 +27,7 @@ cudaError_t launch(const EncodeParams& params, bool is_packed, const Card& card,
                               ? 0
                               : static_cast<int>(kTransformParts * transform_part_bytes(kHeadDim));
   if (is_packed) {
-    if (kSource != Source::kRotated && card.compute_capability == 90) {
+    if (kSource != Source::kRotated && card.compute_capability == 90 && sm90::has_code()) {
       return sm90::run_packed(params, kHeadDim, kSource == Source::kLessMean, card, stream);
     }
     return launch_many(encode_packed_kernel<kHeadDim, kSource, WarpProduct>, params,

@@ -14,6 +14,8 @@ cudaError_t launch(const EncodeParams& params, const encode::Card& card, cudaStr
 
 }  // namespace
 
+bool has_code() noexcept { return true; }
+
 cudaError_t run_packed(const EncodeParams& params, int head_dim, bool has_mean,
                        const encode::Card& card, cudaStream_t stream) {
   using encode::Source;

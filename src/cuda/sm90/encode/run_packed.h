@@ -5,6 +5,9 @@
 
 namespace oscar::cuda::sm90 {
 
+// Whether this build has the Hopper kernels; without them the general ones serve Hopper too.
+bool has_code() noexcept;
+
 // Sides without rows are left out; the others have 2-bit codes, the head size (64 or 128) and an
 // image, and a mean where has_mean says so.
 cudaError_t run_packed(const EncodeParams& params, int head_dim, bool has_mean,
