@@ -23,7 +23,8 @@ struct EncodeSide {
   // aligned, instead of `transform`. Another order of sums: at most one code in a thousand differs
   // from the ordered transform's, by one. Head sizes 64 and 128, one group.
   const void* transform_image = nullptr;
-  const float* mean = nullptr;  // [num_kv_heads][head_dim] raw basis (keys: before RoPE), or null
+  const float* mean = nullptr;  // [num_kv_heads][head_dim] raw basis (keys: before RoPE), or null;
+                                // with a transform image 16-byte aligned, as the RoPE tables
   const float* clip_ratio = nullptr;  // [num_kv_heads] in (0, 1]
   DevicePlane plane;
   std::int32_t plane_offset_bytes = 0;  // of this side in a head's run

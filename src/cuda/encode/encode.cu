@@ -76,6 +76,11 @@ std::string check_side(const EncodeParams& params, const EncodeSide& side, const
     if (reinterpret_cast<std::uintptr_t>(side.transform_image) % 16 != 0) {
       return say("transform_image must be 16-byte aligned");
     }
+    if (reinterpret_cast<std::uintptr_t>(side.mean) % 16 != 0 ||
+        reinterpret_cast<std::uintptr_t>(params.rope_tile) % 16 != 0 ||
+        reinterpret_cast<std::uintptr_t>(params.rope_start) % 16 != 0) {
+      return say("mean and RoPE tables must be 16-byte aligned with a transform image");
+    }
     if (!encode::serves(side)) {
       return say("a transform image needs head_dim 64 or 128, one group and a permuted plane");
     }

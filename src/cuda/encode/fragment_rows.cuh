@@ -1,8 +1,8 @@
 // A warp's rows as matrix fragments: widened as they are, or transformed on tensor cores.
 #pragma once
 
-#include "cuda/encode/kernel.cuh"
 #include "cuda/encode/rank_search.cuh"
+#include "cuda/encode/row_mean.cuh"
 #include "cuda/encode/transform_image.h"
 #include "cuda/ptx/memory.h"
 
@@ -11,18 +11,6 @@ namespace oscar::cuda::encode {
 // kHalves: 1 for rows g, 2 for rows g and g + 8 of a matrix tile.
 template <int kTiles, int kHalves>
 using RowFragments = float[kTiles][2 * kHalves];
-
-// Two channels less the mean, as BF16 (x) and what BF16 leaves of them (y).
-__device__ __forceinline__ uint2 subtract_mean(const TileJob& job, int token, uint32_t raw,
-                                               int channel) {
-  float x[2] = {ptx::low_bf16(raw), ptx::high_bf16(raw)};
-  if (token >= 0) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) x[i] = __fsub_rn(x[i], mean_at(job, token, channel + i));
-  }
-  const uint32_t high = ptx::pack_bf16(x[0], x[1]);
-  return {high, ptx::pack_bf16(x[0] - ptx::low_bf16(high), x[1] - ptx::high_bf16(high))};
-}
 
 // Pairs of BF16 in fragment order: channels 8n + 2t, 8n + 2t + 1 of rows g (and g + 8).
 template <int kTiles, int kHalves>
@@ -61,11 +49,16 @@ struct RawRow {
     }
   }
   __device__ __forceinline__ void subtract(const TileJob& job, int token) {
+    constexpr int kHalf = kHeadDim / 16;
+    const RowMean<kHeadDim> mean = RowMean<kHeadDim>::of(job, token);
 #pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n) {
-      const uint2 split = subtract_mean(job, token, high[n], 8 * n + 2 * (threadIdx.x & 3));
-      high[n] = split.x;
-      low[n] = split.y;
+    for (int n = 0; n < kHalf; ++n) {
+      uint2 a, b;
+      mean.subtract(high[n], high[n + kHalf], 8 * n + 2 * (threadIdx.x & 3), a, b);
+      high[n] = a.x;
+      low[n] = a.y;
+      high[n + kHalf] = b.x;
+      low[n + kHalf] = b.y;
     }
   }
   __device__ __forceinline__ void words(RowWords<kHeadDim / 8, 1>& to) const {
@@ -110,20 +103,24 @@ struct TileRows {
     __syncwarp();
   }
   __device__ __forceinline__ void subtract(const TileJob& job, const int (&tokens)[2]) const {
+    constexpr int kPieces = kHeadDim / 64;  // of half a row
 #pragma unroll 1
-    for (int i = 0; i < kHeadDim / 16; ++i) {
-      const int h = i / (kHeadDim / 32), j = i % (kHeadDim / 32);
-      const uint32_t at = piece(h, j);
-      const uint4 raw = ptx::load_shared_16(values + at);
-      const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-      uint2 split[4];
+    for (int i = 0; i < 2 * kPieces; ++i) {
+      const int h = i / kPieces, j = i % kPieces;
+      const RowMean<kHeadDim> mean = RowMean<kHeadDim>::of(job, h ? tokens[1] : tokens[0]);
+      const uint32_t at[2] = {piece(h, j), piece(h, j + kPieces)};
+      const uint4 x = ptx::load_shared_16(values + at[0]), y = ptx::load_shared_16(values + at[1]);
+      const uint32_t first[4] = {x.x, x.y, x.z, x.w}, second[4] = {y.x, y.y, y.z, y.w};
+      uint2 a[4], b[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        split[w] = subtract_mean(job, h ? tokens[1] : tokens[0], words[w],
-                                 32 * j + 8 * static_cast<int>(threadIdx.x & 3) + 2 * w);
+        mean.subtract(first[w], second[w], 32 * j + 8 * static_cast<int>(threadIdx.x & 3) + 2 * w,
+                      a[w], b[w]);
       }
-      ptx::store_shared_16(values + at, {split[0].x, split[1].x, split[2].x, split[3].x});
-      ptx::store_shared_16(leftovers + at, {split[0].y, split[1].y, split[2].y, split[3].y});
+      ptx::store_shared_16(values + at[0], {a[0].x, a[1].x, a[2].x, a[3].x});
+      ptx::store_shared_16(leftovers + at[0], {a[0].y, a[1].y, a[2].y, a[3].y});
+      ptx::store_shared_16(values + at[1], {b[0].x, b[1].x, b[2].x, b[3].x});
+      ptx::store_shared_16(leftovers + at[1], {b[0].y, b[1].y, b[2].y, b[3].y});
     }
     __syncwarp();
   }

@@ -28,6 +28,7 @@ __global__ void __launch_bounds__(32 * num_warps(kHeadDim), 1)
   encode::transform_fragments<kHeadDim, 1, kCount, false>(
       v, raw, reinterpret_cast<const uint4*>(image + sizeof(TransformHead)), info.num_parts,
       info.unit, warp * kCount);
+  __syncthreads();  // out may be rows
   if (row > last) return;
   uint32_t* to =
       reinterpret_cast<uint32_t*>(params.out + token * params.out_token_stride + head * kHeadDim) +
