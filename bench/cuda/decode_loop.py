@@ -77,6 +77,7 @@ class AttendArgs(ctypes.Structure):
         + [(n, ctypes.c_void_p) for n in ("mean_coefficients", "mean_tile", "mean_start")]
         + [("learned_sinks", ctypes.c_void_p)]
         + [("scale", ctypes.c_float), ("soft_cap", ctypes.c_float)]
+        + [("out_image", ctypes.c_void_p)]
     )
 
 

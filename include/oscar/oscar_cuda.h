@@ -96,6 +96,9 @@ typedef struct oscar_cuda_attend_args {
   const float* learned_sinks; /* [num_q_heads] logits, or NULL */
   float scale;                /* on q·k */
   float soft_cap;             /* 0: none */
+  /* Of the inverse of the values' transform (oscar_cuda_transform_image), head sizes 64 and 128:
+   * outputs in the raw basis. NULL: in the rotated one. */
+  const void* out_image;
 } oscar_cuda_attend_args;
 
 /* Once for a workspace (256-byte aligned): zeroes its counters. */
@@ -115,7 +118,8 @@ typedef struct oscar_cuda_encode_side {
    * oscar_cuda_transform_image, on tensor cores; one code in a thousand may differ, by one. */
   const float* transform;
   const void* transform_image;
-  const float* mean;       /* [num_kv_heads][head_dim], keys: before RoPE; or NULL */
+  const float* mean; /* [num_kv_heads][head_dim], keys: before RoPE; or NULL. With an image 16-byte
+                      * aligned, as the tables of RoPE. */
   const float* clip_ratio; /* [num_kv_heads] in (0, 1] */
   oscar_cuda_quant quant;
 } oscar_cuda_encode_side;

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "cuda/transform.h"
 
 namespace oscar::cuda {
 namespace {
@@ -123,7 +124,13 @@ Status run_attend(const AttendPlan& plan, AttendParams params, void* workspace,
   void* arguments[] = {&params};
   const cudaError_t error =
       cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(function.function), arguments);
-  return error == cudaSuccess ? Status{} : cuda_failure(plan, "launch", error);
+  if (error != cudaSuccess) return cuda_failure(plan, "launch", error);
+  if (params.out_image == nullptr || function.transforms_out) return {};
+  return run_transform_rows(
+      {params.out, params.out, params.out_token_stride, params.out_token_stride, params.out_image,
+       std::int64_t{params.num_seqs} * params.num_queries, params.num_kv_heads,
+       params.q_heads_per_kv_head, params.key.head_dim},
+      stream);
 }
 
 Status read_faults(const AttendPlan& plan, const void* workspace, cudaStream_t stream) noexcept {

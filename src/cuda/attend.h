@@ -23,7 +23,9 @@ DeviceInfo device_info(int device);
 Status prepare_attend(const AttendPlan& plan, void* workspace, std::size_t workspace_bytes,
                       cudaStream_t stream) noexcept;
 
-// Launches one kernel on `stream`; allocates and synchronises nothing. params: see AttendParams;
+// Launches one kernel on `stream` (two with params.out_image where the kernel leaves that to
+// another: all but most of the Hopper decode kernels);
+// allocates and synchronises nothing. params: see AttendParams;
 // the plan's fields are filled in here. With params.overlap_previous the kernel is launched
 // programmatically: the kernel before it on the stream may still run while block table, lengths and
 // coded pages older than recent_tokens are read, so it must not write those.
@@ -40,6 +42,7 @@ struct AttendFunction {
   void (*function)(AttendParams) = nullptr;
   int threads = 0;
   int shared_bytes = 0;
+  bool transforms_out = false;  // serves AttendParams::out_image
 };
 namespace sm90 {
 AttendFunction decode_function(int head_dim, int key_bits, int value_bits, bool affine,

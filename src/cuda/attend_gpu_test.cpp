@@ -2,10 +2,13 @@
 // so, without one.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "cuda/encode.h"
 #include "cuda/testing/attend_fixture.h"
 
 namespace oscar::cuda {
@@ -248,6 +251,67 @@ TEST_P(AttendGpu, ALargePool) {
   EXPECT_EQ(random_case.out(), expected);
 }
 
+// Outputs in the raw basis are those of the rotated one times the matrix: of BF16 rows, so that a
+// sum of head_dim products is off by its own rounding to BF16 and by what two parts leave of the
+// matrix.
+TEST_P(AttendGpu, OutputsInTheRawBasis) {
+  unsigned seed = 600;
+  for (const int head_dim : {64, 128}) {
+    for (const int ratio : {1, 4, 8, 16}) {
+      for (const int key_bits : {2, 3}) {
+        for (const int batch : {1, 40}) {
+          CaseSpec spec;
+          spec.head_dim = head_dim;
+          spec.key_bits = key_bits;
+          spec.num_q_heads = 2 * ratio;
+          spec.num_queries = seed % 3 == 0 ? 2 : 1;
+          spec.lengths.assign(std::size_t(batch), 700);
+          spec.lengths[0] = 1;
+          spec.seed = ++seed;
+          RandomCase random_case(spec);
+          const Launch launch = prepare(random_case);
+          run(launch, random_case, nullptr);
+          testing::check(cudaDeviceSynchronize(), "rotated");
+          const std::vector<float> rotated = random_case.out();
+          std::mt19937 random(seed);
+          std::normal_distribution<float> normal(0.0f, 1.0f / std::sqrt(float(head_dim)));
+          const std::size_t dim = std::size_t(head_dim);
+          std::vector<float> matrices(2 * dim * dim);
+          for (float& x : matrices) x = normal(random);
+          const DeviceBuffer<float> device_matrices(matrices);
+          const DeviceBuffer<std::uint8_t> image(transform_image_bytes(2, head_dim));
+          Status status =
+              run_prepare_transform(device_matrices.data(), 2, head_dim, image.data(), nullptr);
+          ASSERT_TRUE(status.ok()) << status.message;
+          AttendParams params = random_case.params();
+          params.out_image = image.data();
+          random_case.poison_results();
+          status = run_attend(launch.plan, params, launch.workspace.data(), launch.workspace.size(),
+                              nullptr);
+          ASSERT_TRUE(status.ok()) << status.message;
+          testing::check(cudaDeviceSynchronize(), "raw");
+          const std::vector<float> raw = random_case.out();
+          double worst = 0;
+          for (std::size_t i = 0; i < raw.size(); ++i) {
+            const std::size_t row = i / dim,
+                              kv_head = row % std::size_t(2 * ratio) / std::size_t(ratio);
+            double sum = 0, sizes = 0;
+            for (std::size_t k = 0; k < dim; ++k) {
+              const double product =
+                  double(rotated[row * dim + k]) * matrices[(kv_head * dim + k) * dim + i % dim];
+              sum += product;
+              sizes += std::fabs(product);
+            }
+            const double unit = std::fabs(sum) / 256 + sizes * 0x1p-16 + 1e-30;
+            worst = std::fmax(worst, std::fabs(raw[i] - sum) / unit);
+          }
+          EXPECT_LE(worst, 1.0) << spec.name();
+        }
+      }
+    }
+  }
+}
+
 #ifdef OSCAR_CUDA_CHECKED
 TEST_P(AttendGpu, ChecksPageIds) {
   CaseSpec spec;
@@ -284,6 +348,9 @@ TEST_P(AttendGpu, RefusesBadParams) {
   EXPECT_NE(refusal(params, bytes - 1), "");
   params.pages += 8;
   EXPECT_NE(refusal(params, bytes).find("16"), std::string::npos);
+  params = random_case.params();
+  params.out_image = params.pages + 8;
+  EXPECT_NE(refusal(params, bytes).find("out_image"), std::string::npos);
   params = random_case.params();
   params.num_q_heads = 6;
   EXPECT_NE(refusal(params, bytes).find("num_q_heads 6"), std::string::npos);

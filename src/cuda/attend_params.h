@@ -48,7 +48,10 @@ struct AttendParams {
   const bf16_t* q = nullptr;  // [num_seqs·num_queries][num_q_heads][head_dim] rotated basis, row
                               // stride q_token_stride
   bf16_t* out = nullptr;      // the same shape, rotated basis of the values
-  float* lse = nullptr;       // [num_seqs·num_queries][num_q_heads] natural log, or null
+  // Of the inverse of the values' transform (run_prepare_transform of encode.h), 16-byte aligned,
+  // head sizes 64 and 128: outputs in the raw basis. Null: in the rotated one.
+  const void* out_image = nullptr;
+  float* lse = nullptr;  // [num_seqs·num_queries][num_q_heads] natural log, or null
   std::int64_t q_token_stride = 0, out_token_stride = 0;  // in elements
 
   ExactCopies copies;

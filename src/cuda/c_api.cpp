@@ -95,6 +95,7 @@ AttendParams params_of(const AttendShape& shape, const oscar_cuda_attend_args& a
   p.q = a.q;
   p.out = a.out;
   p.lse = a.lse;
+  p.out_image = a.out_image;
   p.q_token_stride = a.q_token_stride;
   p.out_token_stride = a.out_token_stride;
   if (shape.has_copies) p.copies = {a.copies, a.copy_blocks, shape.sink_tokens, a.ring_rows};

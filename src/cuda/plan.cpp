@@ -352,6 +352,12 @@ std::string check_params(const AttendPlan& plan, const AttendParams& params,
       params.out_token_stride < std::int64_t{head_dim} * params.num_q_heads) {
     return "q_token_stride and out_token_stride must be at least num_q_heads·head_dim";
   }
+  if (params.out_image != nullptr) {
+    if (head_dim != 64 && head_dim != 128) {
+      return "out_image serves head sizes 64 and 128, not " + text(head_dim);
+    }
+    if (!is_aligned(params.out_image, 16)) return "out_image must be 16-byte aligned";
+  }
   if (shape.has_copies) {
     if (params.copies.blocks == nullptr) return "copies.blocks must not be null with copies";
     if (!is_aligned(params.copies.rows, 16)) return "copies.rows must be 16-byte aligned";

@@ -14,7 +14,7 @@ namespace oscar::cuda {
 
 struct TransformRowsParams {
   const bf16_t* rows = nullptr;  // [num_tokens][num_kv_heads·heads_per_kv_head][head_dim]
-  bf16_t* out = nullptr;         // the same shape; may not overlap rows
+  bf16_t* out = nullptr;         // the same shape; rows themselves, or apart from them
   std::int64_t token_stride = 0, out_token_stride = 0;  // in elements
   const void* image = nullptr;  // of a matrix a KV head: run_prepare_transform (encode.h)
   std::int64_t num_tokens = 0;

@@ -55,6 +55,7 @@ class AttendArgs(Structure):
         *_fields(c_int32, "ring_rows", "overlap_previous"),
         *_fields(c_void_p, "mean_coefficients", "mean_tile", "mean_start", "learned_sinks"),
         *_fields(c_float, "scale", "soft_cap"),
+        ("out_image", c_void_p),
     ]
 
 

@@ -27,6 +27,8 @@ struct DecodeConfig {
   static constexpr bool kMean = kMean_;  // adds the key mean as a logit term (mean.cuh)
 
   static constexpr int kStages = 2;
+  // Takes outputs to the raw basis itself (out_transform.cuh); else no register is left for it.
+  static constexpr bool kTransformsOut = kHeadDim_ <= 128 && !(kKeyBits_ == 3 && kHeadTiles_ == 2);
 
   // Chunk: the channels that share a scale at most.
   static constexpr int kChunkDim = kHeadDim < 128 ? kHeadDim : 128, kChunks = kHeadDim / kChunkDim;

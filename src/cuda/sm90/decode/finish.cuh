@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/ptx/memory.h"
+#include "cuda/sm90/decode/out_transform.cuh"
 #include "cuda/sm90/decode/schedule.cuh"
 #include "cuda/sm90/decode/warp_state.cuh"
 
@@ -273,6 +274,7 @@ __device__ __forceinline__ void finish_segment(const AttendParams& params, const
       if (!kHasSpare && channel == 0) __stcg(part.state(row), make_float2(s.max, s.sum));
     }
   }
+  bool is_finished = is_whole;
   if (!is_whole) {
     const int2 parts = schedule.contributors(params);
     __syncthreads();
@@ -285,7 +287,11 @@ __device__ __forceinline__ void finish_segment(const AttendParams& params, const
       *store.flag = is_last;
     }
     __syncthreads();
-    if (*store.flag) combine_parts<C>(params, schedule, parts, store);
+    is_finished = *store.flag;
+    if (is_finished) combine_parts<C>(params, schedule, parts, store);
+  }
+  if constexpr (C::kTransformsOut) {
+    if (is_finished && params.out_image != nullptr) transform_item<C>(params, segment);
   }
   __syncthreads();
 }

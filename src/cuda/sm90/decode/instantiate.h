@@ -14,7 +14,7 @@ namespace oscar::cuda::sm90 {
 template <class C>
 AttendFunction function_of(int num_seqs) {
   static_assert(C::shared_bytes(1024) <= 227 * 1024);
-  return {decode_kernel<C>, C::kThreads, C::shared_bytes(num_seqs)};
+  return {decode_kernel<C>, C::kThreads, C::shared_bytes(num_seqs), C::kTransformsOut};
 }
 
 template <int kHeadDim, int kKeyBits, int kValueBits, bool kMean>

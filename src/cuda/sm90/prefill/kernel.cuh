@@ -252,8 +252,7 @@ __device__ __forceinline__ void consume_tiles(const AttendParams& params, const 
       }
       multiply_values<C, false>(state, weights, values);
     }
-    __syncwarp();  // all lanes have read the tile
-    if (lane == 0) ptx::barrier_arrive(ring.empty());
+    ptx::barrier_arrive(ring.empty());
     ring.advance();
   }
   state.reduce_columns();
@@ -343,7 +342,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int s = 0; s < C::kStages; ++s) {
       ptx::barrier_init(ring.barriers + 16 * s, C::kGroupThreads);
-      ptx::barrier_init(ring.barriers + 16 * s + 8, C::kConsumers / 32);
+      ptx::barrier_init(ring.barriers + 16 * s + 8, C::kConsumers);
     }
     ptx::fence_barrier_init();
   }
