@@ -45,24 +45,23 @@ MeanTerm::MeanTerm(const cache::LayerCodec& codec, int kv_head, std::int64_t num
   }
 }
 
-// A, B of fast pairs at a tile's start, of slow ones at its middle.
+// A, B of every pair about the middle of the tile at position 0.
 void MeanTerm::load_pairs(const float* mean) noexcept {
   const RopeTable& rope = *codec_.rope();
-  const int dim = codec_.k_layout().head_dim, num_fast = basis_->num_fast(),
-            num_slow = basis_->num_slow();
+  const int dim = codec_.k_layout().head_dim;
   std::array<float, kMaxHeadDim> folded;
   for (std::int64_t row = 0; row < num_rows_; ++row) {
     scratch_.mean_constants[row] =
         rope.fold(scratch_.q_raw + row * dim, mean, dim, 0, folded.data());
-    float* pair = scratch_.mean_pairs + row * kernels::kMeanPairFloats;
-    for (int i = 0; i < num_fast; ++i, pair += 2) {
-      pair[0] = folded[2 * basis_->fast_pair(i)];
-      pair[1] = folded[2 * basis_->fast_pair(i) + 1];
-    }
-    for (int i = 0; i < num_slow; ++i, pair += 2) {
-      const double a = folded[2 * basis_->slow_pair(i)], b = folded[2 * basis_->slow_pair(i) + 1];
-      pair[0] = static_cast<float>(a * basis_->middle_cos(i) + b * basis_->middle_sin(i));
-      pair[1] = static_cast<float>(b * basis_->middle_cos(i) - a * basis_->middle_sin(i));
+    float* const pairs = scratch_.mean_pairs + row * kernels::kMeanPairFloats;
+    std::fill_n(pairs, kernels::kMeanPairFloats, 0.0f);
+    for (int place = 0; place < basis_->num_places(); ++place) {
+      const int f = basis_->pair(place);
+      if (f < 0) continue;
+      const double a = folded[2 * f], b = folded[2 * f + 1];
+      const double cosine = basis_->middle_cos(place), sine = basis_->middle_sin(place);
+      pairs[2 * place] = static_cast<float>(a * cosine + b * sine);
+      pairs[2 * place + 1] = static_cast<float>(b * cosine - a * sine);
     }
   }
 }
@@ -74,24 +73,12 @@ void MeanTerm::add_constant(float* logits) const noexcept {
   }
 }
 
-void MeanTerm::turn_to_next_tile() noexcept {
-  float* const cosines = scratch_.mean_turn;
-  float* const sines = scratch_.mean_turn + kernels::kMeanPairFloats;
-  const float* const step_cosines = basis_->step_turn();
-  const float* const step_sines = basis_->step_turn() + kernels::kMeanPairFloats;
-  for (int i = 0; i < kernels::kMeanPairFloats; ++i) {
-    const float cosine = cosines[i], sine = sines[i];
-    cosines[i] = cosine * step_cosines[i] - sine * step_sines[i];
-    sines[i] = sine * step_cosines[i] + cosine * step_sines[i];
-  }
-}
-
-void MeanTerm::turn_to(std::int32_t start) noexcept {
-  if (start == start_) return;
+const float* MeanTerm::step_to(std::int32_t start) noexcept {
+  if (start == start_) return nullptr;
   if (start_ != kNoStart && start == start_ + kRopeTile && steps_ < kStepsInFloat) {
     ++steps_;
     start_ = start;
-    return turn_to_next_tile();
+    return basis_->step_turn();
   }
   // Unit vectors turned by the position. Turning back divides by the magnitude.
   const RopeSpec& spec = codec_.rope()->spec();
@@ -102,28 +89,30 @@ void MeanTerm::turn_to(std::int32_t start) noexcept {
   float* const cosines = scratch_.mean_turn;
   float* const sines = scratch_.mean_turn + kernels::kMeanPairFloats;
   std::fill_n(scratch_.mean_turn, 2 * kernels::kMeanPairFloats, 0.0f);
-  for (int i = 0; i < basis_->num_pairs(); ++i) {
-    const int num_fast = basis_->num_fast();
-    const int f = i < num_fast ? basis_->fast_pair(i) : basis_->slow_pair(i - num_fast);
-    cosines[2 * i] = cosines[2 * i + 1] = static_cast<float>(unit[spec.first(f)] * undo);
-    sines[2 * i] = static_cast<float>(unit[spec.second(f)] * undo);
-    sines[2 * i + 1] = -sines[2 * i];
+  for (int place = 0; place < basis_->num_places(); ++place) {
+    const int f = basis_->pair(place);
+    if (f < 0) continue;
+    cosines[2 * place] = cosines[2 * place + 1] = static_cast<float>(unit[spec.first(f)] * undo);
+    sines[2 * place] = static_cast<float>(unit[spec.second(f)] * undo);
+    sines[2 * place + 1] = -sines[2 * place];
   }
   start_ = start;
   steps_ = 0;
+  return nullptr;
 }
 
 void MeanTerm::add_tile(std::int32_t start, float* logits) noexcept {
-  turn_to(start);
+  const float* const step = step_to(start);
   codec_.kernels().mean_tile({.pairs = scratch_.mean_pairs,
                               .constants = scratch_.mean_constants,
                               .turn = scratch_.mean_turn,
-                              .series = basis_->chebyshev(),
+                              .step = step,
+                              .series = basis_->series(),
                               .columns = basis_->columns(),
                               .logits = logits,
                               .num_rows = static_cast<int>(num_rows_),
                               .num_fast = basis_->num_fast(),
-                              .num_slow = basis_->num_slow(),
+                              .num_blocks = basis_->num_blocks().data(),
                               .logits_stride = kPageSize});
 }
 

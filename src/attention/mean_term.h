@@ -31,8 +31,8 @@ class MeanTerm {
   void add_constant(float* logits) const noexcept;
   // logits[row][i] += the term at position start + i, i in [0, 64).
   void add_tile(std::int32_t start, float* logits) noexcept;
-  void turn_to(std::int32_t start) noexcept;
-  void turn_to_next_tile() noexcept;
+  // What the kernel has to turn scratch.mean_turn by to reach the tile at `start`; null: nothing.
+  const float* step_to(std::int32_t start) noexcept;
 
   const cache::LayerCodec& codec_;
   const Scratch& scratch_;

@@ -73,9 +73,10 @@ struct Inputs {
       set.softmax_tile(
           {logits.data(), max.data(), sum.data(), rescale.data(), num_rows, kPageSize, kPageSize});
     } else if (operation == "mean_tile") {
-      // The pairs of a rotation with base 10⁶.
+      // About the pairs of a rotation with base 10⁶.
+      const int num_fast = dim / 14, num_blocks[] = {dim / 18, dim / 21, dim / 25, dim / 64};
       set.mean_tile({table.data(), constants.data(), table.data(), table.data(), table.data(),
-                     logits.data(), num_rows, dim / 14, dim / 2 - dim / 14, kPageSize});
+                     table.data(), logits.data(), num_rows, num_fast, num_blocks, kPageSize});
     } else if (operation == "encode_rows") {
       return encode_tokens(set, rows, layout, 0.96f, plane.data());
     } else {

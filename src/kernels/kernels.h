@@ -159,22 +159,25 @@ struct QkIntegerParams {
 // zero. The same output to the last bit comes from every set.
 typedef PvCodesParams PvIntegerParams;
 
-// logits[r][t] += constants[r] + Σ_f A_f·cos(w_f·(start + t)) + B_f·sin(w_f·(start + t)) for t in
+// logits[r][t] += constants[r] + Σ_f A_f·cos(w_f·(t − 31.5)) + B_f·sin(w_f·(t − 31.5)) for t in
 // [0, 64), by the functions of cache/rope_basis.h: fast pairs have two columns each, slow ones
 // share polynomials.
 inline constexpr int kMeanPolynomials = 16;
-// Floats of a row of pairs: [2·pair] A, [2·pair + 1] B, fast pairs first; the rest is padding.
-inline constexpr int kMeanPairFloats = kMaxHeadDim + kMeanPolynomials;
+// Floats of a row of pairs: [2·place] A, [2·place + 1] B, fast pairs first, then slow ones in
+// blocks of 1, 2, 4 and 8; what is over when blocks are filled up is padding.
+inline constexpr int kMeanPairFloats = kMaxHeadDim + 2 * kMeanPolynomials;
 struct MeanTileParams {
-  const float* pairs;      // [num_rows][kMeanPairFloats] at position 0, slow ones half a tile on
+  const float* pairs;      // [num_rows][kMeanPairFloats] about the middle of a tile at position 0
   const float* constants;  // [num_rows]
-  // [2][kMeanPairFloats] the turn to the tile's start: (cos, cos) of every pair, then (sin, −sin).
-  const float* turn;
-  // [num_slow][kMeanPolynomials] coefficients of cos in even degrees and of sin in odd ones.
-  const float* series;
-  const float* columns;  // [2·num_fast + kMeanPolynomials][64]
+  // [2][kMeanPairFloats] the turn to the tile: (cos, cos) of every pair, then (sin, −sin); turned
+  // further by `step`, of the same layout, before it is used. Null: it stays.
+  float* turn;
+  const float* step;
+  const float* series;   // [block][kMeanPolynomials] coefficients of slow pairs
+  const float* columns;  // [num_fast + kMeanPolynomials/2][even, odd][32] for t in [32, 64)
   float* logits;         // [num_rows][64], stride logits_stride
-  int num_rows, num_fast, num_slow;
+  int num_rows, num_fast;
+  const int* num_blocks;  // [4] of 1, 2, 4, 8 slow pairs
   std::int64_t logits_stride;
 };
 

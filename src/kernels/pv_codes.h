@@ -33,7 +33,7 @@ inline void accumulate_units(const PvCodesParams& params, int row, int channel,
     }
 #pragma GCC unroll 16
     for (int r = 0; r < num_rows; ++r) {
-      const simd::F weight = simd::broadcast(weights[r][t]);
+      const simd::F weight = simd::load_broadcast(weights[r] + t);
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) sums[r][v] = simd::fma(weight, codes[v], sums[r][v]);
     }
@@ -122,9 +122,9 @@ inline void accumulate_exact(const PvCodesParams& params, int row, int channel,
     }
 #pragma GCC unroll 16
     for (int r = 0; r < num_rows; ++r) {
-      const float p_here = p[r * params.p_stride + t];
-      if (some_are_zero && p_here == 0.0f) continue;
-      const simd::F weight = simd::broadcast(p_here);
+      const float* const p_here = p + r * params.p_stride + t;
+      if (some_are_zero && *p_here == 0.0f) continue;
+      const simd::F weight = simd::load_broadcast(p_here);
 #pragma GCC unroll 8
       for (int v = 0; v < num_vectors; ++v) sums[r][v] = simd::fma(weight, values[v], sums[r][v]);
     }

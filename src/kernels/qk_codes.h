@@ -76,7 +76,7 @@ inline void dot_word(const float* q, std::int64_t q_stride,
     }
 #pragma GCC unroll 16
     for (int r = 0; r < num_rows; ++r) {
-      const simd::F factor = simd::broadcast(q[r * q_stride + channel + i]);
+      const simd::F factor = simd::load_broadcast(q + r * q_stride + channel + i);
 #pragma GCC unroll 4
       for (int v = 0; v < num_vectors; ++v) dots[r][v] = simd::fma(factor, codes[v], dots[r][v]);
     }

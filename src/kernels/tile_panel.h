@@ -21,7 +21,7 @@ inline void multiply_panel(const float* a, std::int64_t a_stride, const float* p
     }
 #pragma GCC unroll 16
     for (int r = 0; r < num_rows; ++r) {
-      const simd::F factor = simd::broadcast(a[r * a_stride + i]);
+      const simd::F factor = simd::load_broadcast(a + r * a_stride + i);
 #pragma GCC unroll 8
       for (int v = 0; v < num_vectors; ++v) {
         sums[r][v] = simd::fma(factor, columns[v], sums[r][v]);

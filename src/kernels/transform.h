@@ -21,7 +21,7 @@ inline void transform_block(const TransformParams& params, const float* x, const
       const simd::F m = simd::load(matrix_row + v * simd::kWidth);
 #pragma GCC unroll 8
       for (int r = 0; r < num_rows; ++r) {
-        const simd::F product = simd::broadcast(x[r * params.x_stride + i]) * m;
+        const simd::F product = simd::load_broadcast(x + r * params.x_stride + i) * m;
         sums[r][v] = sums[r][v] + product;
       }
     }

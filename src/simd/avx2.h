@@ -17,6 +17,8 @@ constexpr int kCodeRows = 6;  // rows that share one unpack
 constexpr int code_vectors(int rows) { return rows <= 2 ? 4 : rows <= 4 ? 2 : 1; }  // of tokens
 constexpr int code_units(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }  // of 16 channels
 
+constexpr int kMeanVectors = 1;  // of the mean key's columns, even and odd ones
+
 // Integer operations: query rows, rows of weights, and vectors that share one load of the codes.
 constexpr int kByteRows = 6, kWeightRows = 6;
 constexpr int byte_vectors(int rows) { return rows <= 3 ? 2 : 1; }
@@ -57,11 +59,34 @@ inline std::uint32_t reduce_add(U v) {
 
 // Neighbouring lanes 2i and 2i + 1 change places.
 inline F swap_pairs(F v) { return _mm256_permute_ps(v, 0xb1); }
-// Even lanes p[0], odd ones p[1].
-inline F broadcast_pair(const float* p) {
-  double pair;
-  __builtin_memcpy(&pair, p, sizeof pair);
-  return _mm256_castpd_ps(_mm256_set1_pd(pair));
+// Vector v of sixteen lanes that repeat n floats; n is 2, 4, 8 or 16.
+template <int n>
+inline F load_repeated(const float* p, int v) {
+  if constexpr (n == 2) {
+    double pair;
+    __builtin_memcpy(&pair, p, sizeof pair);
+    return _mm256_castpd_ps(_mm256_set1_pd(pair));
+  } else if constexpr (n == 4) {
+    const __m128 four = _mm_loadu_ps(p);
+    return _mm256_set_m128(four, four);
+  } else {
+    return load(p + v * kWidth % n);
+  }
+}
+inline F reverse(F v) {
+  return _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(7, 6, 5, 4, 3, 2, 1, 0));
+}
+
+// Adds up what blocks of 1, 2, 4 and 8 pairs hold of the same degree, into `one`: sixteen lanes
+// each, lane 2n·(degree / 2) + 2·pair + degree % 2 for n pairs.
+inline void fold_levels(F (&one)[2], F (&two)[2], F (&four)[2], const F (&eight)[2]) {
+  four[0] += eight[0] + eight[1];
+  two[0] += _mm256_permute2f128_ps(four[0], four[1], 0x20) +
+            _mm256_permute2f128_ps(four[0], four[1], 0x31);
+  const __m256d first = _mm256_castps_pd(two[0]), second = _mm256_castps_pd(two[1]);
+  const __m256d sums = _mm256_castps_pd(_mm256_castpd_ps(_mm256_unpacklo_pd(first, second)) +
+                                        _mm256_castpd_ps(_mm256_unpackhi_pd(first, second)));
+  one[0] += _mm256_castpd_ps(_mm256_permute4x64_pd(sums, 0xd8));
 }
 
 // Eight running sums, lane = channel mod 8.

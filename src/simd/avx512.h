@@ -20,6 +20,8 @@ constexpr int kCodeRows = 8;                                        // rows that
 constexpr int code_vectors(int rows) { return rows <= 4 ? 4 : 2; }  // of tokens
 constexpr int code_units(int rows) { return rows <= 2 ? 8 : rows <= 6 ? 4 : 2; }  // of 16 channels
 
+constexpr int kMeanVectors = 2;  // of the mean key's columns, even and odd ones
+
 // Integer operations: query rows, rows of weights, and vectors that share one load of the codes.
 constexpr int kByteRows = 6, kWeightRows = 6;
 constexpr int byte_vectors(int rows) { return rows <= 3 ? 4 : 2; }
@@ -46,11 +48,38 @@ inline float reduce_add(F v) { return _mm512_reduce_add_ps(v); }
 
 // Neighbouring lanes 2i and 2i + 1 change places.
 inline F swap_pairs(F v) { return _mm512_permute_ps(v, 0xb1); }
-// Even lanes p[0], odd ones p[1].
-inline F broadcast_pair(const float* p) {
-  double pair;
-  __builtin_memcpy(&pair, p, sizeof pair);
-  return _mm512_castpd_ps(_mm512_set1_pd(pair));
+// Vector v of sixteen lanes that repeat n floats; n is 2, 4, 8 or 16.
+template <int n>
+inline F load_repeated(const float* p, int) {
+  if constexpr (n == 2) {
+    double pair;
+    __builtin_memcpy(&pair, p, sizeof pair);
+    return _mm512_castpd_ps(_mm512_set1_pd(pair));
+  } else if constexpr (n == 4) {
+    return _mm512_broadcast_f32x4(_mm_loadu_ps(p));
+  } else if constexpr (n == 8) {
+    return _mm512_broadcast_f32x8(_mm256_loadu_ps(p));
+  } else {
+    return load(p);
+  }
+}
+inline F reverse(F v) {
+  const __m512i lanes = _mm512_setr_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  return _mm512_permutexvar_ps(lanes, v);
+}
+
+// Adds up what blocks of 1, 2, 4 and 8 pairs hold of the same degree, into `one`: sixteen lanes
+// each, lane 2n·(degree / 2) + 2·pair + degree % 2 for n pairs.
+inline void fold_levels(F (&one)[1], F (&two)[1], F (&four)[1], const F (&eight)[1]) {
+  const auto add_halves = [](F v) {
+    return _mm512_zextps256_ps512(
+        _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
+  };
+  four[0] += add_halves(eight[0]);
+  two[0] += add_halves(_mm512_shuffle_f32x4(four[0], four[0], 0xd8));
+  const __m512i even_pairs_first = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+  one[0] += add_halves(
+      _mm512_castpd_ps(_mm512_permutexvar_pd(even_pairs_first, _mm512_castps_pd(two[0]))));
 }
 
 // Eight running sums, lane = channel mod 8.

@@ -34,8 +34,24 @@ inline void store_partial(float* p, F v, int n) {
   for (int i = 0; i < n; ++i) p[i] = v[i];
 }
 
-// Even lanes p[0], odd ones p[1].
-inline F broadcast_pair(const float* p) { return F{p[0], p[1], p[0], p[1]}; }
+// Vector v of sixteen lanes that repeat n floats; n is 2, 4, 8 or 16.
+template <int n>
+inline F load_repeated(const float* p, int v) {
+  if constexpr (n == 2) return F{p[0], p[1], p[0], p[1]};
+  return load(p + v * kWidth % n);
+}
+inline F reverse(F v) { return __builtin_shufflevector(v, v, 3, 2, 1, 0); }
+
+// Adds up what blocks of 1, 2, 4 and 8 pairs hold of the same degree, into `one`: sixteen lanes
+// each, lane 2n·(degree / 2) + 2·pair + degree % 2 for n pairs.
+inline void fold_levels(F (&one)[4], F (&two)[4], F (&four)[4], const F (&eight)[4]) {
+  for (int i = 0; i < 2; ++i) four[i] += eight[i] + eight[2 + i];
+  for (int i = 0; i < 2; ++i) two[i] += four[2 * i] + four[2 * i + 1];
+  for (int i = 0; i < 2; ++i) {
+    const F a = two[2 * i], b = two[2 * i + 1];
+    one[i] += __builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(a, b, 2, 3, 6, 7);
+  }
+}
 
 // Lane i: words[i / n]; n is a power of two up to 8.
 template <int n>

@@ -18,6 +18,8 @@ constexpr int kCodeRows = 6;                                        // rows that
 constexpr int code_vectors(int rows) { return rows <= 4 ? 4 : 2; }  // of tokens
 constexpr int code_units(int rows) { return rows <= 2 ? 2 : 1; }    // of 16 channels
 
+constexpr int kMeanVectors = 1;  // of the mean key's columns, even and odd ones
+
 // Integer operations: query rows, rows of weights, and vectors that share one load of the codes.
 constexpr int kByteRows = 6, kWeightRows = 6;
 #if defined(__ARM_FEATURE_DOTPROD)

@@ -16,6 +16,8 @@ constexpr int kCodeRows = 3;                                        // rows that
 constexpr int code_vectors(int rows) { return rows == 1 ? 4 : 2; }  // of tokens
 constexpr int code_units(int) { return 1; }                         // of 16 channels
 
+constexpr int kMeanVectors = 1;  // of the mean key's columns, even and odd ones
+
 // Integer operations: query rows, rows of weights, and vectors that share one load of the codes.
 constexpr int kByteRows = 3, kWeightRows = 3;
 constexpr int byte_vectors(int) { return 1; }

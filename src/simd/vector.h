@@ -58,5 +58,11 @@ inline T load_bytes(const std::uint8_t* p) {
   return value;
 }
 
+// The float at p in every lane, bit by bit: a load alone, where broadcast(*p) adds it to zero.
+inline F load_broadcast(const float* p) {
+  return from_bits(
+      broadcast_bits(load_bytes<std::uint32_t>(reinterpret_cast<const std::uint8_t*>(p))));
+}
+
 }  // namespace
 }  // namespace oscar::simd
