@@ -14,23 +14,38 @@ namespace {
 // Rows that one call of the floating-point kernels on codes takes.
 constexpr std::int64_t kMaxCodeRows = 16;
 
-// The copies of the page's cells as a plane of 16 bits: rows of `seen` cells, zeros elsewhere.
-void gather_copies(const bf16_t* copies, const std::int32_t* slots, std::uint64_t seen,
-                   int num_cells, int num_kv_heads, int kv_head, int head_dim, bf16_t* rows) {
+const std::uint8_t* as_plane(const bf16_t* rows) {
+  return reinterpret_cast<const std::uint8_t*>(rows);
+}
+
+// Rows of 16 bits, one a cell of a page.
+struct ExactRows {
+  const std::uint8_t* plane;
+  std::int64_t row_stride_bytes;
+};
+
+// The copies of the page's cells: where they are if a whole page of them follows each other, else
+// gathered into `rows`, with zeros for cells that are not seen. `stride`: values from slot to slot.
+ExactRows copies_of_page(const bf16_t* copies, std::int64_t stride, const std::int32_t* slots,
+                         std::uint64_t seen, int num_cells, int head_dim, bf16_t* rows) {
+  if (seen == low_bits(kPageSize)) {
+    std::int32_t differences = 0;
+    for (int t = 0; t < static_cast<int>(kPageSize); ++t) differences |= slots[t] ^ (slots[0] + t);
+    if (differences == 0) {
+      return {as_plane(copies + slots[0] * stride),
+              static_cast<std::int64_t>(sizeof(bf16_t)) * stride};
+    }
+  }
   const std::size_t row_bytes = sizeof(bf16_t) * head_dim;
   for (int t = 0; t < num_cells; ++t) {
     bf16_t* const row = rows + std::int64_t{t} * head_dim;
     if ((seen >> t & 1) == 0) {
       std::memset(row, 0, row_bytes);
-      continue;
+    } else {
+      std::memcpy(row, copies + slots[t] * stride, row_bytes);
     }
-    std::memcpy(row, copies + (std::int64_t{slots[t]} * num_kv_heads + kv_head) * head_dim,
-                row_bytes);
   }
-}
-
-const std::uint8_t* as_plane(const bf16_t* rows) {
-  return reinterpret_cast<const std::uint8_t*>(rows);
+  return {as_plane(rows), static_cast<std::int64_t>(row_bytes)};
 }
 
 constexpr PlaneLayout exact_layout(int head_dim) { return {head_dim, {16, head_dim}}; }
@@ -213,16 +228,19 @@ void Block::code_logits(const PageMask& mask, std::int64_t page, float* logits) 
 }
 
 void Block::copy_logits(const PageMask& mask, std::int64_t page, float* logits) noexcept {
-  gather_copies(params_.kv.k_copies, params_.kv.copy_slots + page * kPageSize, mask.seen_copies,
-                mask.num_cells, params_.codec->num_kv_heads(), rows_.kv_head, dk_, scratch_.copies);
+  const ExactRows rows = copies_of_page(params_.kv.k_copies + std::int64_t{rows_.kv_head} * dk_,
+                                        std::int64_t{params_.codec->num_kv_heads()} * dk_,
+                                        params_.kv.copy_slots + page * kPageSize, mask.seen_copies,
+                                        mask.num_cells, dk_, scratch_.copies);
   kernels_.qk_codes({.q = scratch_.q_raw,
-                     .plane = as_plane(scratch_.copies),
+                     .plane = rows.plane,
                      .logits = logits,
                      .num_rows = static_cast<int>(rows_.num_rows),
                      .num_tokens = mask.num_cells,
                      .q_stride = dk_,
                      .logits_stride = kPageSize,
-                     .layout = exact_layout(dk_)});
+                     .layout = exact_layout(dk_),
+                     .row_stride_bytes = rows.row_stride_bytes});
 }
 
 // Soft cap, mask values, hidden cells, in this order.
@@ -323,16 +341,19 @@ void Block::add_code_values(const PageMask& mask, std::int64_t page) noexcept {
 
 void Block::add_copy_values(const PageMask& mask, std::int64_t page,
                             const float* weights) noexcept {
-  gather_copies(params_.kv.v_copies, params_.kv.copy_slots + page * kPageSize, mask.seen_copies,
-                mask.num_cells, params_.codec->num_kv_heads(), rows_.kv_head, dv_, scratch_.copies);
+  const ExactRows rows = copies_of_page(params_.kv.v_copies + std::int64_t{rows_.kv_head} * dv_,
+                                        std::int64_t{params_.codec->num_kv_heads()} * dv_,
+                                        params_.kv.copy_slots + page * kPageSize, mask.seen_copies,
+                                        mask.num_cells, dv_, scratch_.copies);
   kernels_.pv_codes({.p = weights,
-                     .plane = as_plane(scratch_.copies),
+                     .plane = rows.plane,
                      .out = state_.out_copies,
                      .num_rows = static_cast<int>(rows_.num_rows),
                      .num_tokens = mask.num_cells,
                      .p_stride = kPageSize,
                      .out_stride = dv_,
-                     .layout = exact_layout(dv_)});
+                     .layout = exact_layout(dv_),
+                     .row_stride_bytes = rows.row_stride_bytes});
   for (std::int64_t row = 0; row < rows_.num_rows; ++row) {
     float sum = 0;
     for (int t = 0; t < mask.num_cells; ++t) sum += weights[row * kPageSize + t];

@@ -22,37 +22,43 @@ struct PageCells {
   std::int32_t positions[kPageSize];
 };
 
-// Branch-free over the page where every cell is written and none has a copy, as most pages are.
+// Positions in any order, with cells that were never written.
+void read_positions(const std::int32_t* stored, PageCells* cells) {
+  std::copy_n(stored, cells->count, cells->positions);
+  std::int32_t least = std::numeric_limits<std::int32_t>::max(), largest = -1;
+  for (int t = 0; t < cells->count; ++t) {
+    const std::int32_t position = cells->positions[t];
+    largest = std::max(largest, position);
+    if (position < 0) {
+      cells->written &= ~(std::uint64_t{1} << t);
+    } else {
+      least = std::min(least, position);
+    }
+  }
+  cells->min_position = least;
+  cells->max_position = largest;
+}
+
 PageCells page_cells(const Params& params, std::int64_t num_kv, std::int64_t page,
                      bool use_copies) {
   const std::int64_t first = page * kPageSize;
   const KvView& kv = params.kv;
   PageCells cells;
   cells.count = static_cast<int>(std::min<std::int64_t>(kPageSize, num_kv - first));
+  cells.written = low_bits(cells.count);
   const std::int32_t* const stored =
       kv.cell_positions != nullptr ? kv.cell_positions + first : nullptr;
-  std::int32_t signs = 0, least = std::numeric_limits<std::int32_t>::max(), largest = -1;
-  for (int t = 0; t < cells.count; ++t) {
-    const std::int32_t position =
-        stored != nullptr ? stored[t] : static_cast<std::int32_t>(first + t);
-    cells.positions[t] = position;
-    signs |= position;
-    least = std::min(least, position);
-    largest = std::max(largest, position);
+  // A page of positions in order, as most are, needs no search.
+  const std::int32_t start = stored != nullptr ? stored[0] : static_cast<std::int32_t>(first);
+  const std::int32_t last = start + (cells.count - 1);
+  for (int t = 0; t < static_cast<int>(kPageSize); ++t) cells.positions[t] = start + t;
+  std::int32_t differences = 0;
+  if (stored != nullptr) {
+    for (int t = 0; t < cells.count; ++t) differences |= stored[t] ^ cells.positions[t];
   }
-  cells.written = low_bits(cells.count);
-  if (signs < 0) {
-    least = std::numeric_limits<std::int32_t>::max();
-    for (int t = 0; t < cells.count; ++t) {
-      if (cells.positions[t] < 0) {
-        cells.written &= ~(std::uint64_t{1} << t);
-      } else {
-        least = std::min(least, cells.positions[t]);
-      }
-    }
-  }
-  cells.min_position = least;
-  cells.max_position = largest;
+  cells.min_position = start;
+  cells.max_position = last;
+  if (differences != 0 || start < 0) read_positions(stored, &cells);
   if (!use_copies) return cells;
   std::int32_t no_copy = -1;
   for (int t = 0; t < cells.count; ++t) no_copy &= kv.copy_slots[first + t];

@@ -24,6 +24,12 @@ inline float load_metadata(const std::uint8_t* metadata, int group, int token) {
   return bf16_to_float(simd::load_bytes<bf16_t>(metadata + 2 * (group * kPageSize + token)));
 }
 
+// Bytes from one exact row to the next.
+template <typename Params>
+inline std::int64_t exact_row_stride(const Params& params) {
+  return params.row_stride_bytes != 0 ? params.row_stride_bytes : params.layout.code_row_bytes();
+}
+
 // Half of the code range: the zero point of the symmetric codebook.
 constexpr float centre(int bits) { return static_cast<float>((1 << bits) - 1) / 2; }
 

@@ -112,6 +112,8 @@ struct QkCodesParams {
   PlaneLayout layout;
   // The plane of the same layout that is used next: prefetched meanwhile. Null: none.
   const std::uint8_t* next_plane = nullptr;
+  // 16 bits only: from row to row; 0: the layout's. Another one needs whole pages.
+  std::int64_t row_stride_bytes = 0;
 };
 
 // out[r][d] += Σ_t p[r][t]·v̂[t][d] straight on the codes of one page, rotated basis. A token whose
@@ -124,6 +126,7 @@ struct PvCodesParams {
   std::int64_t p_stride, out_stride;
   PlaneLayout layout;
   const std::uint8_t* next_plane = nullptr;  // as in QkCodesParams
+  std::int64_t row_stride_bytes = 0;         // as in QkCodesParams
 };
 
 // The integer path. Query rows in 16 bits: group by group of channels, q ≈ scale·code with code in

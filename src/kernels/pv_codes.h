@@ -103,7 +103,7 @@ struct WeightRange {
 template <int num_rows, int num_vectors>
 inline void accumulate_exact(const PvCodesParams& params, int row, int channel,
                              const WeightRange& range) {
-  const std::int64_t row_bytes = params.layout.code_row_bytes();
+  const std::int64_t row_bytes = exact_row_stride(params);
   const float* p = params.p + row * params.p_stride;
   float* out = params.out + row * params.out_stride + channel;
   simd::F sums[num_rows][num_vectors];

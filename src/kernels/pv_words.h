@@ -17,6 +17,16 @@ inline void interleave_values(const PlaneLayout& layout, const std::uint8_t* pla
   for (int quad = 0; quad < num_quads; ++quad) {
     prefetcher.step();
     const std::uint8_t* rows = plane + 4 * quad * row_bytes;
+    if (row_bytes == 16) {
+      simd::interleave_quad<16>(rows, words);
+      words += 64;
+      continue;
+    }
+    if (row_bytes == 32) {
+      simd::interleave_quad<32>(rows, words);
+      words += 128;
+      continue;
+    }
     for (std::int64_t byte = 0; byte < row_bytes; byte += 16, words += 64) {
       simd::interleave_bytes(rows + byte, row_bytes, reinterpret_cast<std::uint32_t*>(words));
     }

@@ -170,7 +170,7 @@ inline void transpose_exact_keys(const std::uint8_t* rows, std::int64_t row_byte
 inline void qk_exact(const QkCodesParams& params) {
   constexpr int kTokens = simd::kTileVectors * simd::kWidth;
   const int head_dim = params.layout.head_dim;
-  const std::int64_t row_bytes = params.layout.code_row_bytes();
+  const std::int64_t row_bytes = exact_row_stride(params);
   alignas(64) float panel[kMaxHeadDim * kTokens];
   Prefetcher prefetcher(params.next_plane, params.layout.plane_bytes(),
                         (params.num_tokens + kTokens - 1) / kTokens);

@@ -173,6 +173,7 @@ inline void qk_integer_rows(const QkIntegerParams& params, int row, const std::u
   const std::uint8_t* scales = params.plane + layout.scales_offset();
   const std::uint8_t* zeros = params.plane + layout.zeros_offset();
   const bool is_affine = layout.quant.codebook == Codebook::kAffine;
+  const float centre_of_code = centre(layout.quant.bits);
   const float* q_scales = params.q_scales + std::int64_t{row} * num_groups;
   const float* q_sums = params.q_sums + std::int64_t{row} * num_groups;
   for (int token = 0; token < params.num_tokens; token += kVectors * simd::kWidth) {
@@ -191,13 +192,14 @@ inline void qk_integer_rows(const QkIntegerParams& params, int row, const std::u
       for (int v = 0; v < kVectors; ++v) {
         const std::int64_t offset = 2 * (group * kPageSize + token + v * simd::kWidth);
         const simd::F scale = simd::load_bf16(scales + offset);
-        const simd::F zero = is_affine ? simd::load_bf16(zeros + offset)
-                                       : simd::broadcast(centre(layout.quant.bits));
+        const simd::F zero = is_affine ? simd::load_bf16(zeros + offset) : simd::F{};
+#pragma GCC unroll 8
         for (int r = 0; r < num_rows; ++r) {
           const float q_scale = q_scales[r * num_groups + group];
           const float q_sum = q_sums[r * num_groups + group];
-          const simd::F dot = simd::to_float(dots[r][v]) - zero * q_sum;
-          logits[r][v] = logits[r][v] + dot * (scale * q_scale);
+          const simd::F off = is_affine ? zero * q_sum : simd::F{} + centre_of_code * q_sum;
+          const simd::F term = (simd::to_float(dots[r][v]) - off) * (scale * q_scale);
+          logits[r][v] = logits[r][v] + term;
         }
       }
     }
@@ -205,9 +207,11 @@ inline void qk_integer_rows(const QkIntegerParams& params, int row, const std::u
       float* out = params.logits + (row + r) * params.logits_stride + token;
       for (int v = 0; v < kVectors; ++v) {
         const int left = params.num_tokens - token - v * simd::kWidth;
-        if (left <= 0) break;
-        const int count = left < simd::kWidth ? left : simd::kWidth;
-        simd::store_partial(out + v * simd::kWidth, logits[r][v], count);
+        if (left >= simd::kWidth) {
+          simd::store(out + v * simd::kWidth, logits[r][v]);
+        } else if (left > 0) {
+          simd::store_partial(out + v * simd::kWidth, logits[r][v], left);
+        }
       }
     }
   }

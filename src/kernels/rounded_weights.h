@@ -22,8 +22,11 @@ struct RoundedWeights {
     alignas(64) float scaled[num_rows][kPageSize];
     simd::F largest[num_rows];
     for (int r = 0; r < num_rows; ++r) {
-      largest[r] =
-          scale_row(params.p + (row + r) * params.p_stride, params.num_tokens, scales, scaled[r]);
+      const float* const p = params.p + (row + r) * params.p_stride;
+      // Most pages are whole: a loop of constant length.
+      largest[r] = params.num_tokens == kPageSize
+                       ? scale_row(p, kPageSize, scales, scaled[r])
+                       : scale_row(p, params.num_tokens, scales, scaled[r]);
     }
     float inverse[num_rows];
     for (int r = 0; r < num_rows; ++r) {
@@ -45,8 +48,8 @@ struct RoundedWeights {
 
   // scaled[t] = p·scale, 0 past num_tokens; their largest by lanes. Metadata of unwritten tokens
   // may be NaN: selected away, not multiplied by zero.
-  static simd::F scale_row(const float* p, int num_tokens, const std::uint8_t* scales,
-                           float* scaled) {
+  [[gnu::always_inline]] static simd::F scale_row(const float* p, int num_tokens,
+                                                  const std::uint8_t* scales, float* scaled) {
     simd::F largest{};
     for (int t = 0; t < kPageSize; t += simd::kWidth) {
       const int left = num_tokens - t;

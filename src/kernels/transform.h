@@ -33,25 +33,29 @@ inline void transform_block(const TransformParams& params, const float* x, const
   }
 }
 
-// Vectors of columns that num_rows rows take at a time: few rows read whole rows of the matrix, so
-// that it streams from memory once.
-constexpr int transform_vectors(int num_rows) {
-  return num_rows <= simd::kTransformFewRows ? simd::kTransformVectors : 16 / simd::kWidth;
+// Columns from `column` on, num_vectors at a time as long as they last; returns the next one.
+template <int num_rows, int num_vectors>
+inline int transform_columns(const TransformParams& params, const float* x, float* y, int column) {
+  constexpr int kColumns = num_vectors * simd::kWidth;
+  for (; column + kColumns <= params.head_dim; column += kColumns) {
+    transform_block<num_rows, num_vectors>(params, x, params.matrix + column, y + column);
+  }
+  return column;
 }
 
+// Few rows take many columns at a time: they read whole rows of the matrix, so that it streams from
+// memory once, and have enough sums that none waits for its last addition.
 template <int num_rows>
 inline void transform_block_of_rows(const TransformParams& params, std::int64_t row) {
-  constexpr int kVectors = transform_vectors(num_rows);
-  constexpr int kColumns = kVectors * simd::kWidth;
+  constexpr int kFewest = 16 / simd::kWidth;
   const float* x = params.x + row * params.x_stride;
   float* y = params.y + row * params.y_stride;
   int column = 0;
-  for (; column + kColumns <= params.head_dim; column += kColumns) {
-    transform_block<num_rows, kVectors>(params, x, params.matrix + column, y + column);
+  if constexpr (num_rows <= simd::kTransformFewRows) {
+    column = transform_columns<num_rows, simd::kTransformVectors>(params, x, y, column);
+    column = transform_columns<num_rows, simd::kTransformVectors / 2>(params, x, y, column);
   }
-  for (; column < params.head_dim; column += 16) {
-    transform_block<num_rows, 16 / simd::kWidth>(params, x, params.matrix + column, y + column);
-  }
+  transform_columns<num_rows, kFewest>(params, x, y, column);
 }
 
 inline void transform_rows_generic(const TransformParams& params) {
