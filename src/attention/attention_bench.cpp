@@ -52,6 +52,7 @@ void add(const kernels::KernelSet& set, bool float_path, const Shapes& shape, in
                           .num_queries = num_queries,
                           .sink_tokens = 64,
                           .recent_tokens = 256,
+                          .copies_in_order = true,
                           .float_path = float_path};
   const std::string name = std::string(set.name) + (float_path ? "/float" : "/integer") + "/d" +
                            std::to_string(shape.head_dim) + "/heads" + std::to_string(shape.group) +

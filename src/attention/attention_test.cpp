@@ -169,6 +169,24 @@ TEST(Attention, WindowsOfCopies) {
   }
 }
 
+// Whole pages of copies are attended where they lie, the others are gathered.
+TEST(Attention, CopiesInOrder) {
+  for (const auto& [sinks, recent] : {std::pair{64, 256}, {128, 0}, {70, 100}}) {
+    for (const int group : {1, 6}) {
+      for (const int dim : {64, 128}) {
+        expect_matches_reference({.group = group,
+                                  .head_dim_k = dim,
+                                  .head_dim_v = dim,
+                                  .num_tokens = 512,
+                                  .num_queries = 1,
+                                  .sink_tokens = sinks,
+                                  .recent_tokens = recent,
+                                  .copies_in_order = true});
+      }
+    }
+  }
+}
+
 TEST(Attention, CellsInAnyOrderOfAnyPage) {
   for (const auto mean : {Mean::kNone, Mean::kHalfSplit}) {
     for (const std::int32_t first_position : {0, 1, 63, 100000}) {

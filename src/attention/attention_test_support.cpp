@@ -18,10 +18,11 @@ std::string Scenario::name() const {
        << " transform " << int(transform) << " mean " << int(mean) << " kv_heads " << num_kv_heads
        << " ratio " << group << " dims " << head_dim_k << "/" << head_dim_v << " tokens "
        << num_tokens << " queries " << num_queries << " windows " << sink_tokens << "/"
-       << recent_tokens << " permuted " << permuted_cells << " pages " << random_pages << " causal "
-       << causal << " sliding " << sliding_window << " cap " << soft_cap << " mask " << mask
-       << " slopes " << slopes << " sinks " << sinks << " first " << first_position << " threads "
-       << num_threads << " seed " << seed;
+       << recent_tokens << " permuted " << permuted_cells << " pages " << random_pages
+       << " copies in order " << copies_in_order << " causal " << causal << " sliding "
+       << sliding_window << " cap " << soft_cap << " mask " << mask << " slopes " << slopes
+       << " sinks " << sinks << " first " << first_position << " threads " << num_threads
+       << " seed " << seed;
   return text.str();
 }
 
@@ -80,7 +81,7 @@ void Layer::place_tokens() {
   copy_slots_.assign(num_kv_, -1);
   std::vector<std::int32_t> slots(n);
   std::iota(slots.begin(), slots.end(), 0);
-  std::shuffle(slots.begin(), slots.end(), generator);
+  if (!scenario_.copies_in_order) std::shuffle(slots.begin(), slots.end(), generator);
   for (std::int64_t token = 0; token < n; ++token) {
     const bool sink = scenario_.first_position + token < scenario_.sink_tokens;
     const bool recent = token >= n - scenario_.num_queries - scenario_.recent_tokens;

@@ -28,6 +28,7 @@ struct Scenario {
   std::int32_t sink_tokens = 64, recent_tokens = 64;
   bool permuted_cells = false;  // tokens lie in random cells, with unwritten cells between them
   bool random_pages = false;
+  bool copies_in_order = false;  // a token's copy lies in the row of its number, else in any
   bool causal = true;
   std::int32_t sliding_window = 0;
   float soft_cap = 0;
