@@ -8,7 +8,7 @@ bool has_code() noexcept { return false; }
 
 AttendFunction decode_function(int, int, int, bool, int, int, bool) noexcept { return {}; }
 
-AttendFunction prefill_function(int, int, int) noexcept { return {}; }
+AttendFunction prefill_function(int, int, int, bool) noexcept { return {}; }
 
 cudaError_t run_packed(const EncodeParams&, int, bool, const encode::Card&, cudaStream_t) {
   return cudaErrorNoKernelImageForDevice;  // not called: has_code() is asked before
