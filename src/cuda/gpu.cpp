@@ -40,8 +40,14 @@ bool has_gpu() noexcept {
 }
 
 std::string usable_gpu(int device) {
-  int num_devices = 0;
-  require(cudaGetDeviceCount(&num_devices), "no GPU can be used");
+  int num_devices = 0, driver = 0;
+  const cudaError_t counted = cudaGetDeviceCount(&num_devices);
+  // CUDA calls a driver that is missing an insufficient one, of version 0.
+  if (counted == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess &&
+      driver == 0) {
+    refuse("no GPU can be used: its driver (libcuda.so.1) is not installed");
+  }
+  require(counted, "no GPU can be used");
   if (device < 0 || device >= num_devices) {
     refuse("there is no CUDA device " + std::to_string(device) + "; this machine has " +
            std::to_string(num_devices) + ", counted from 0");
