@@ -4,7 +4,6 @@ import concurrent.futures
 import json
 import random
 import subprocess
-import threading
 import time
 
 import server_case
@@ -128,24 +127,6 @@ class Client(ServerTest):
                 told += word in answer.lower()
         # A small model does not always answer, but mostly.
         self.assertGreater(told, ROUNDS * SLOTS * 3 // 4)
-
-    def test_prompts_together_and_alone(self):
-        """B31: a batch with a cached and a new prompt; the cached one answers as alone."""
-        shared = "The quick brown fox jumps over the lazy dog. " * 20
-        cached = shared + "The dog then said:"
-        alone = self.server.complete(cached, n_predict=16, id_slot=0, cache_prompt=True)
-        again = []
-        other = threading.Thread(
-            target=lambda: self.server.complete("Once upon a time " * 100, n_predict=8, id_slot=1)
-        )
-        other.start()
-        for _ in range(3):
-            again.append(self.server.complete(cached, n_predict=16, id_slot=0, cache_prompt=True))
-        other.join()
-        self.assertTrue(alone["content"].strip())
-        for answer in again:
-            self.assertGreater(answer["timings"]["cache_n"], 100)
-            self.assertTrue(answer["content"].strip())
 
     def test_without_the_prompt_cache_answers_repeat(self):
         """B33: one prompt three times, prompt cache off: all three equal, logprobs included."""
