@@ -66,6 +66,22 @@ TEST_P(AttendChunkGpu, LongChunks) {
   }
 }
 
+// So many rows that no block's tokens are split: sums over 131,072 of them stay exact enough.
+TEST_P(AttendChunkGpu, ALongHistoryInOneBlock) {
+  if (GetParam() != AttendKernel::kHopperPrefill) GTEST_SKIP() << "the prefill kernel's sums";
+  for (const Codebook codebook : {Codebook::kAffine, Codebook::kSymmetric}) {
+    CaseSpec spec;
+    spec.num_kv_heads = 1;
+    spec.num_q_heads = 16;
+    spec.num_queries = 1100;
+    spec.codebook = codebook;
+    spec.lengths = {131072};
+    spec.seed = 300;
+    ASSERT_EQ(plan_attend(spec.shape(), device_, GetParam()).num_splits, 1);
+    expect_right(spec);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, AttendChunkGpu, testing::every_attend_kernel(),
                          testing::attend_kernel_label);
 

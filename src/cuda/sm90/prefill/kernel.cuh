@@ -168,6 +168,8 @@ __device__ __forceinline__ void multiply_values(RowStates<C>& state, const TileW
   ptx::wgmma_wait();
 }
 
+inline constexpr int kTilesToCentre = 8;  // RowStates::centre() after so many
+
 template <class C>
 __device__ __forceinline__ void consume_tiles(const AttendParams& params, const PrefillJob& job,
                                               PrefillRing<C> ring, const std::uint8_t* shared,
@@ -227,6 +229,7 @@ __device__ __forceinline__ void consume_tiles(const AttendParams& params, const 
         state.unset = unset;
       }
       multiply_values<C, true>(state, weights, values);
+      if (tile % kTilesToCentre == kTilesToCentre - 1) state.centre();
     } else {
       const TokenRange tokens = job.tiles.exact_tokens(rules, tile - job.tiles.units.num_coded);
       multiply_keys<C, false>(logits, exact_queries, data);

@@ -49,6 +49,23 @@ struct RowStates {
       }
     }
   }
+  // Takes the zero points' part out of the outputs. Codes are not negative, so sums of them grow
+  // with the tokens while what is left grows with their root; matrix instructions cut off what lies
+  // below a sum's last bit, always to one side.
+  __device__ __forceinline__ void centre() {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float z = zero[h] + __shfl_xor_sync(~0u, zero[h], 1);
+      z += __shfl_xor_sync(~0u, z, 2);
+      zero[h] = 0;
+#pragma unroll
+      for (int n = 0; n < C::kHeadDim / 8; ++n) {
+        const float unit = 0x1p-24f * static_cast<float>(1 << C::value_shift(8 * n));
+        out[n][2 * h] = fmaf(-z, unit, out[n][2 * h]);
+        out[n][2 * h + 1] = fmaf(-z, unit, out[n][2 * h + 1]);
+      }
+    }
+  }
   __device__ __forceinline__ void reduce_columns() {
 #pragma unroll
     for (int o = 1; o < 4; o <<= 1) {
