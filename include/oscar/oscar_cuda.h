@@ -29,6 +29,15 @@ OSCAR_API int oscar_cuda_abi_version(void);
 /* The reason for this thread's last failure; "" if there was none. Never NULL. */
 OSCAR_API const char* oscar_cuda_last_error(void);
 
+/* What this library was built for: "CUDA: sm_80, sm_90, sm_90a, sm_120, PTX of 8.0; nvcc …". Never
+ * NULL. */
+OSCAR_API const char* oscar_cuda_build(void);
+
+/* Whether this library runs on a device, without launching anything: ask before a model is loaded.
+ * OSCAR_UNSUPPORTED, and the reason in oscar_cuda_last_error(): no driver, no GPU, no such device,
+ * or "built for …, this GPU is …". */
+OSCAR_API oscar_status oscar_cuda_check_device(int device);
+
 /* How keys or values are coded. */
 typedef struct oscar_cuda_quant {
   int32_t bits;       /* 2, 3 or 4 */

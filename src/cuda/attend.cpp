@@ -3,6 +3,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "cuda/gpu.h"
 #include "cuda/transform.h"
 
 namespace oscar::cuda {
@@ -36,6 +37,7 @@ AttendFunction function_of(const AttendPlan& plan) noexcept {
 }  // namespace
 
 DeviceInfo device_info(int device) {
+  usable_gpu(device);
   const auto attribute = [device](cudaDeviceAttr name) {
     int value = 0;
     const cudaError_t error = cudaDeviceGetAttribute(&value, name, device);
@@ -48,7 +50,8 @@ DeviceInfo device_info(int device) {
   return {10 * attribute(cudaDevAttrComputeCapabilityMajor) +
               attribute(cudaDevAttrComputeCapabilityMinor),
           attribute(cudaDevAttrMultiProcessorCount),
-          attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+          attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+          sm90::decode_function(128, 2, 2, true, 1, 1, false).function != nullptr};
 }
 
 Status prepare_attend(const AttendPlan& plan, void* workspace, std::size_t workspace_bytes,

@@ -17,7 +17,8 @@
 
 namespace oscar::cuda {
 
-// Throws Error(kUnsupported) when there is no such device.
+// Throws Error(kUnsupported) when the device is none that this build runs on: usable_gpu() of
+// gpu.h.
 DeviceInfo device_info(int device);
 
 Status prepare_attend(const AttendPlan& plan, void* workspace, std::size_t workspace_bytes,

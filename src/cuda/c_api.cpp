@@ -7,8 +7,10 @@
 
 #include "base/error.h"
 #include "cuda/attend.h"
+#include "cuda/build.h"
 #include "cuda/dequantize.h"
 #include "cuda/encode.h"
+#include "cuda/gpu.h"
 #include "cuda/transform.h"
 #include "oscar/oscar_cuda.h"
 
@@ -146,6 +148,15 @@ using oscar::cuda::result_of;
 int oscar_cuda_abi_version(void) { return OSCAR_CUDA_ABI_VERSION; }
 
 const char* oscar_cuda_last_error(void) { return oscar::cuda::last_error; }
+
+const char* oscar_cuda_build(void) { return oscar::cuda::kBuildText.choice; }
+
+oscar_status oscar_cuda_check_device(int device) {
+  return guarded([&] {
+    oscar::cuda::usable_gpu(device);
+    return OSCAR_OK;
+  });
+}
 
 oscar_status oscar_cuda_plan_create(const oscar_cuda_shape* shape, int device,
                                     oscar_cuda_plan** out) {

@@ -22,6 +22,14 @@ int main(void) {
   oscar_status status;
 
   expect(oscar_cuda_abi_version() == OSCAR_CUDA_ABI_VERSION, "version");
+  expect(strncmp(oscar_cuda_build(), "CUDA: sm_", 9) == 0, "what it was built for");
+  printf("%s\n", oscar_cuda_build());
+  expect(oscar_cuda_check_device(-1) == OSCAR_UNSUPPORTED, "device -1");
+  expect(oscar_cuda_check_device(1000) == OSCAR_UNSUPPORTED, "device 1000");
+  expect(oscar_cuda_last_error()[0] != '\0', "the reason for device 1000");
+  status = oscar_cuda_check_device(0);
+  expect(status == OSCAR_OK || status == OSCAR_UNSUPPORTED, "device 0");
+  if (status == OSCAR_UNSUPPORTED) printf("device 0: %s\n", oscar_cuda_last_error());
   expect(oscar_cuda_plan_create(NULL, 0, &plan) == OSCAR_INVALID_ARGUMENT, "null shape");
   shape.num_seqs = 2;
   shape.num_queries = 1;
@@ -35,8 +43,7 @@ int main(void) {
   expect(strstr(oscar_cuda_last_error(), "5") != NULL, "5 bits are named");
   shape.key = quant;
 
-  status = oscar_cuda_plan_create(&shape, 0, &plan);
-  expect(status == OSCAR_OK || status == OSCAR_UNSUPPORTED, "a plan, or no card");
+  expect(oscar_cuda_plan_create(&shape, 0, &plan) == status, "a plan, where the device serves");
   if (status == OSCAR_OK) {
     expect(oscar_cuda_plan_describe(plan, &info) == OSCAR_OK, "describe");
     expect(info.key_plane_bytes == 64 * 36 && info.workspace_bytes > 0, "sizes");

@@ -105,11 +105,17 @@ bool has_hopper_prefill(int head_dim, int key_bits, int value_bits) {
   return false;
 }
 
+// Why no Hopper kernel runs here, whatever the shape; null: they do.
+const char* no_hopper(const DeviceInfo& device) {
+  if (device.compute_capability / 10 != 9) return "the card is not Hopper (9.x)";
+  return device.has_hopper_code ? nullptr : "this build has no code for Hopper (sm_90a)";
+}
+
 // Why the Hopper prefill kernel does not serve the shape; empty: it does.
 std::string prefill_refusal(const AttendShape& shape, const DeviceInfo& device) {
   const QuantSpec &key = shape.key.quant, &value = shape.value.quant;
   const int head_dim = shape.key.head_dim;
-  if (device.compute_capability / 10 != 9) return "the card is not Hopper (9.x)";
+  if (const char* reason = no_hopper(device)) return reason;
   if (!has_hopper_prefill(head_dim, key.bits, value.bits)) {
     return "no kernel for head size " + text(head_dim) + ", keys of " + text(key.bits) +
            " and values of " + text(value.bits) + " bits";
@@ -128,7 +134,7 @@ std::string prefill_refusal(const AttendShape& shape, const DeviceInfo& device) 
 std::string hopper_refusal(const AttendShape& shape, const DeviceInfo& device) {
   const QuantSpec &key = shape.key.quant, &value = shape.value.quant;
   const int head_dim = shape.key.head_dim;
-  if (device.compute_capability / 10 != 9) return "the card is not Hopper (9.x)";
+  if (const char* reason = no_hopper(device)) return reason;
   if (!has_hopper_kernel(head_dim, key.bits, value.bits)) {
     return "no Hopper kernel for head size " + text(head_dim) + ", keys of " + text(key.bits) +
            " and values of " + text(value.bits) + " bits";

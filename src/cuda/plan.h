@@ -18,6 +18,7 @@ struct DeviceInfo {
   int compute_capability = 0;  // 10·major + minor
   int num_sms = 0;
   int shared_bytes_per_block = 0;  // the opt-in limit
+  bool has_hopper_code = true;     // of the build
 };
 
 struct AttendShape {

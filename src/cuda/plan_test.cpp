@@ -49,6 +49,11 @@ TEST(AttendPlan, SaysWhyTheFastKernelDoesNotServe) {
   const AttendPlan ampere = plan_attend(decode_shape(1, 100), kA100);
   EXPECT_EQ(ampere.kernel, AttendKernel::kGeneric);
   EXPECT_NE(ampere.reason.find("Hopper"), std::string::npos);
+  DeviceInfo without_code = kH200;
+  without_code.has_hopper_code = false;
+  const AttendPlan general = plan_attend(decode_shape(1, 100), without_code);
+  EXPECT_EQ(general.kernel, AttendKernel::kGeneric);
+  EXPECT_NE(general.reason.find("sm_90a"), std::string::npos);
   AttendShape shape = decode_shape(1, 100);
   shape.key.head_dim = shape.value.head_dim = 96;
   shape.key.quant.group_size = shape.value.quant.group_size = 96;

@@ -97,6 +97,7 @@ class DequantizeArgs(Structure):
 
 
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "oscar_cuda_check_device": (ctypes.c_int,),
     "oscar_cuda_plan_create": (POINTER(Shape), ctypes.c_int, POINTER(c_void_p)),
     "oscar_cuda_plan_describe": (c_void_p, POINTER(PlanInfo)),
     "oscar_cuda_prepare": (c_void_p, c_void_p, c_uint64, c_void_p),
@@ -125,14 +126,14 @@ class CudaLibrary:
                 f"liboscar_cuda could not be loaded from {self.path} ({error}); build it "
                 "(docs/vllm.md) and set OSCAR_CUDA_LIBRARY"
             ) from None
-        self._dll.oscar_cuda_last_error.restype = ctypes.c_char_p
-        self._dll.oscar_cuda_transform_image_bytes.restype = c_uint64
-        self._dll.oscar_cuda_plan_free.argtypes = (c_void_p,)
         for name, arguments in _FUNCTIONS.items():
             function = getattr(self._dll, name, None)
             if function is None:
                 raise UnsupportedError(f"{self.path} has no {name}; it is older than this package")
             function.restype, function.argtypes = ctypes.c_int, arguments
+        self._dll.oscar_cuda_last_error.restype = ctypes.c_char_p
+        self._dll.oscar_cuda_transform_image_bytes.restype = c_uint64
+        self._dll.oscar_cuda_plan_free.argtypes = (c_void_p,)
         version = self._dll.oscar_cuda_abi_version()
         if version != ABI_VERSION:
             raise UnsupportedError(
@@ -145,6 +146,10 @@ class CudaLibrary:
         if status != 0:
             message = self._dll.oscar_cuda_last_error().decode("utf-8", "replace")
             raise BY_STATUS.get(status, InternalError)(message)
+
+    def check_device(self, device: int) -> None:
+        """Raises UnsupportedError where this library has no code for the GPU, or there is none."""
+        self("oscar_cuda_check_device", device)
 
     def image_bytes(self, num_kv_heads: int, head_dim: int) -> int:
         return self._dll.oscar_cuda_transform_image_bytes(num_kv_heads, head_dim)

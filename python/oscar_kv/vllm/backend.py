@@ -1,6 +1,7 @@
 """The attention backend OSCAR: what vLLM asks of a backend, for the versions of `versions`."""
 
 import dataclasses
+import functools
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +15,7 @@ from vllm.v1.attention.backend import (
 )
 
 from oscar_kv.codec import PAGE_TOKENS
+from oscar_kv.serving.cuda_library import CudaLibrary
 from oscar_kv.vllm import refusals, versions
 from oscar_kv.vllm.builder import OscarBuilder
 from oscar_kv.vllm.plugin import registered_name
@@ -80,6 +82,12 @@ class OscarBackend(AttentionBackend):
         return (num_blocks, num_kv_heads, block_size, bytes_of_token)
 
 
+@functools.cache
+def check_gpu() -> None:
+    """Once a process, before weights are loaded: raises where the library lacks this GPU."""
+    CudaLibrary().check_device(torch.cuda.current_device())
+
+
 class OscarImpl(AttentionImpl):
     """One layer: writes into the engine's cache, attends over it."""
 
@@ -108,6 +116,8 @@ class OscarImpl(AttentionImpl):
             kv_sharing_target_layer_name=kv_sharing_target_layer_name,
             others=others,
         )
+        if self.worker.device.type == "cuda":
+            check_gpu()
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads = num_kv_heads or num_heads
         self.kv_cache_dtype = kv_cache_dtype
