@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <thread>
 #include <vector>
 
 namespace oscar {
@@ -42,6 +45,23 @@ TEST(ParallelFor, OneThreadGoesInOrder) {
   parallel_for(1, 5, [&](std::int64_t task, int) { order.push_back(task); });
   EXPECT_EQ(order, (std::vector<std::int64_t>{0, 1, 2, 3, 4}));
 }
+
+#ifdef __SANITIZE_THREAD__
+// What the preset "tsan" is for: two tasks that write one value are reported.
+TEST(ParallelForDeathTest, TheThreadSanitizerSeesARace) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  constexpr int kExitCode = 66;  // the sanitizer's
+  const auto race = [] {
+    long sum = 0;
+    parallel_for(3, 50, [&](std::int64_t task, int) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // so that every thread gets some
+      sum += static_cast<long>(task);
+    });
+    std::exit(0);
+  };
+  EXPECT_EXIT(race(), testing::ExitedWithCode(kExitCode), "data race");
+}
+#endif
 
 }  // namespace
 }  // namespace oscar
