@@ -200,7 +200,9 @@ def main() -> None:
             artefact_with_means(shape).save(path)
             for kv in (*METHODS, path):
                 served = open_method(kv, "qwen3", shape, most_mean_pairs=FAST_PAIRS)
+                torch.set_default_dtype(torch.bfloat16)  # as while an engine loads a model
                 error = check_cuda_layer(served, library, prefill)
+                torch.set_default_dtype(torch.float32)
                 print(f"head size {head_dim}, {served}: off by {error:.2g} of its size")
     check_graphs(library)
     check_not_finite(library)

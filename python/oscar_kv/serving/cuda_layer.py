@@ -46,7 +46,7 @@ class CudaLayer:
         self._run_bytes = codec.key_plane.plane_bytes + codec.value_plane.plane_bytes
         sides = (codec.key_side(), codec.value_side())
         heads, size = self._shape.num_kv_heads, self._shape.head_dim_k
-        identity = torch.eye(size, device="cuda").expand(heads, size, size)
+        identity = torch.eye(size, dtype=torch.float32, device="cuda").expand(heads, size, size)
 
         def matrix(array: Any) -> Tensor:
             return identity if array is None else torch.from_numpy(array).cuda()

@@ -86,7 +86,7 @@ class KeyMean:
 
         num_pages = most // PAGE_TOKENS + 1
         tables = rope_tables(rope.inv_freq, num_pages, device) if len(rope.inv_freq) else None
-        nothing = torch.zeros(0, device=device)
+        nothing = torch.zeros(0, dtype=torch.float32, device=device)
         attend_tables = rope_tables(inv_freq, num_pages, device)
         first_channels, first_mean = of_pairs(first)
         second_channels, second_mean = of_pairs(second)
@@ -105,7 +105,8 @@ class KeyMean:
         """Of raw queries [T, num_q_heads, d]: float32 [T, num_q_heads, 2n + 1]."""
         num_tokens, num_q_heads, head_dim = q.shape
         pairs = len(self.first)
-        out = torch.empty((num_tokens, num_q_heads, 2 * pairs + 1), device=q.device)
+        room = (num_tokens, num_q_heads, 2 * pairs + 1)
+        out = torch.empty(room, dtype=torch.float32, device=q.device)
         _coefficients[(num_tokens, num_q_heads)](
             q,
             q.stride(0),

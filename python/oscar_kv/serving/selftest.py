@@ -58,7 +58,8 @@ def check_cpu_layer(served: ServedMethod, layer: int = 0) -> float:
     slots += positions % PAGE_TOKENS
     pages = np.zeros((len(TABLE), codec.page_bytes), np.uint8)
     book = CopyBook(1, windows.sink_tokens, windows.recent_tokens, windows.ring_tokens, len(TABLE))
-    out = torch.empty(NUM_TOKENS, shape.num_q_heads, shape.head_dim_v)
+    # Engines set another default type while a model is loaded.
+    out = torch.empty(NUM_TOKENS, shape.num_q_heads, shape.head_dim_v, dtype=torch.float32)
     scale = shape.head_dim_k**-0.5
     for begin, end in ((0, NUM_TOKENS - 1), (NUM_TOKENS - 1, NUM_TOKENS)):
         starts, lengths = np.array([0, end - begin]), np.array([end])

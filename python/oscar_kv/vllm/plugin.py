@@ -1,6 +1,8 @@
 """The entry point: makes the backend OSCAR known to vLLM, in each of its processes."""
 
+import copyreg
 import logging
+from typing import Any
 
 from oscar_kv.serving.registration import never_raises
 
@@ -29,7 +31,21 @@ def register() -> None:
             member.get_path(),
         )
         return
+    if name == NAME:
+        copyreg.pickle(AttentionBackendEnum, _reduce)
     _let_cpu_platform_choose(name)
+
+
+def _reduce(member: Any) -> Any:
+    """vLLM sends its configuration to new processes, which read it before they load plugins."""
+    return (registered_member, ()) if member.name == NAME else member.__reduce_ex__(2)
+
+
+def registered_member() -> Any:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    register()
+    return AttentionBackendEnum[NAME]
 
 
 def registered_name() -> str:

@@ -1,10 +1,13 @@
 """Opening a served model's method, for all ranks of an engine."""
 
+import ast
 import dataclasses
+import pathlib
 
 import numpy as np
 import oscar_kv
 import pytest
+import torch
 from conftest import SHAPE, make_rows
 from oscar_kv.serving import open_method
 from oscar_kv.serving.method import DATA_FREE, heads_of_rank, slice_artefact, split_kv
@@ -123,3 +126,29 @@ def test_sides_are_what_the_codec_does(saved):
     assert exact.bits == 16
     assert exact.transform is None
     assert exact.clip_ratio is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_self_test_runs_while_a_model_of_any_type_is_loaded(dtype):
+    torch.set_default_dtype(dtype)
+    try:
+        assert check_cpu_layer(open_method("quarot", "llama", oscar_kv.ModelShape(1, 4, 2, 64, 64)))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_no_tensor_has_the_default_type():
+    """It is the model's while an engine loads that, and layers are made and tested then."""
+    folder, found = pathlib.Path(oscar_kv.__file__).parent, []
+    for path in sorted(
+        p for name in ("serving", "vllm", "sglang") for p in folder.glob(f"{name}/*.py")
+    ):
+        for call in ast.walk(ast.parse(path.read_text())):
+            is_call = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+            if not is_call or ast.unparse(call.func.value) != "torch":
+                continue
+            if call.func.attr in ("empty", "zeros", "ones", "eye", "rand", "randn"):
+                named = [keyword.arg for keyword in call.keywords]
+                found.append((path.name, call.lineno, "dtype" in named))
+    assert len(found) > 10
+    assert all(has_type for _, _, has_type in found), found

@@ -193,3 +193,28 @@ def test_refusals_at_start(tmp_path):
         "dtype": "kv_cache_dtype not supported",
     }.items():
         assert words in reasons.get(name, "(started)"), (name, lines)
+
+
+def test_a_process_that_vllm_starts_knows_the_backend(tmp_path):
+    """`vllm serve` pickles its configuration for processes that have loaded no plugin yet."""
+    kept = tmp_path / "members.pickle"
+    registry = "from vllm.v1.attention.backends.registry import AttentionBackendEnum as Backends"
+    write = f"""
+import pickle
+from oscar_kv.vllm import plugin
+plugin.register()
+{registry}
+with open({str(kept)!r}, "wb") as file:
+    pickle.dump([Backends.OSCAR, Backends.CPU_ATTN], file)
+"""
+    read = f"""
+import pickle
+with open({str(kept)!r}, "rb") as file:
+    members = pickle.load(file)
+{registry}
+assert members == [Backends.OSCAR, Backends.CPU_ATTN]
+"""
+    for script in (write, read):
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
