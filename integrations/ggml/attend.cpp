@@ -17,10 +17,18 @@ namespace {
 
 constexpr std::int64_t kCellsPerTask = 128;
 
-// Copy index of every row, for one layer: the group's slots, and the scratch for the ubatch's own
-// tokens.
-std::vector<std::int32_t> copy_slots(const GroupLayer& layer, CacheGroup* group) {
-  std::vector<std::int32_t> slots = group->copies().slots();
+// Copy index of the rows that the streams' queries may see, for one layer, at the rows' places in
+// *result: the group's slots, and the scratch for the ubatch's own tokens. A long cache that is
+// nearly empty costs no more than a short one.
+void copy_slots(const GroupLayer& layer, const Visibility& visibility, std::int64_t num_streams,
+                CacheGroup* group, std::vector<std::int32_t>* result) {
+  const std::vector<std::int32_t>& of_group = group->copies().slots();
+  std::vector<std::int32_t>& slots = *result;
+  slots.resize(of_group.size());
+  for (std::int64_t stream = 0; stream < num_streams; ++stream) {
+    const std::int64_t first = (visibility.first_stream + stream) * group->kv_size();
+    std::copy_n(of_group.begin() + first, visibility.num_kv, slots.begin() + first);
+  }
   const Ubatch& ubatch = group->ubatch();
   const Window& window = group->window();
   for (std::int64_t token = 0; token < std::ssize(ubatch.rows); ++token) {
@@ -28,7 +36,6 @@ std::vector<std::int32_t> copy_slots(const GroupLayer& layer, CacheGroup* group)
     slots[ubatch.rows[token]] =
         exact ? static_cast<std::int32_t>(group->scratch_index(layer, token)) : -1;
   }
-  return slots;
 }
 
 // ALiBi: the slope of each query head, as ggml defines it for FLASH_ATTN_EXT.
@@ -109,8 +116,8 @@ void attend(const ggml_tensor* node, OpContext* context) {
   std::memcpy(&soft_cap, node->op_params + 2, sizeof soft_cap);
   std::vector<float> slopes;
   if (max_bias > 0.0f) slopes = alibi_slopes(info.shape.num_q_heads, max_bias);
-  std::vector<std::int32_t> slots;
-  if (group.window_tokens() > 0) slots = copy_slots(layer, &group);
+  const bool has_copies = group.window_tokens() > 0;
+  if (has_copies) copy_slots(layer, visibility, q->ne[3], &group, &context->copy_slots);
 
   const attention::Plan plan =
       attention::plan({q->ne[1], k->ne[1], info.shape.num_q_heads, info.shape.num_kv_heads,
@@ -141,8 +148,8 @@ void attend(const ggml_tensor* node, OpContext* context) {
     }
     params.kv.first_page = group.first_page(cache_stream);
     params.kv.cell_positions = group.positions().data() + first_row;
-    if (!slots.empty()) {
-      params.kv.copy_slots = slots.data() + first_row;
+    if (has_copies) {
+      params.kv.copy_slots = context->copy_slots.data() + first_row;
       params.kv.k_copies = group.copy(layer, Side::kKeys, 0);
       params.kv.v_copies = group.copy(layer, Side::kValues, 0);
     }

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "base/aligned_buffer.h"
 #include "calibrate/collector.h"
@@ -17,6 +18,7 @@ struct OpContext {
   AlignedBuffer<std::byte> workspace;
   AlignedBuffer<float> key_rows, value_rows;  // decoded, of methods without packed planes
   calibrate::Collector* collector = nullptr;
+  std::vector<std::int32_t> copy_slots;  // of the cells that attention sees
 };
 
 // SET_ROWS into a cache: encodes the rows; the first of a graph opens the ubatch. `graph` is the
