@@ -7,8 +7,12 @@ once, when a test first asks for one.
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 
 import oscar_kv
 import pytest
@@ -218,3 +222,39 @@ assert members == [Backends.OSCAR, Backends.CPU_ATTN]
         command = [sys.executable, "-c", script]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_server_answers_from_processes_of_its_own_in_bf16(tmp_path):
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{found.getsockname()[1]}"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", MODEL]
+    command += ["--attention-backend", "OSCAR", "--dtype", "bfloat16", "--enforce-eager"]
+    command += ["--max-model-len", "1024", "--max-num-seqs", "2", "--served-model-name", "m"]
+    command += ["--kv-cache-memory-bytes", str(1 << 27), "--port", address.rpartition(":")[2]]
+    environment = os.environ | {"OSCAR_KV": ARTEFACT, "HF_HUB_OFFLINE": "1"}
+    log = tmp_path / "log"
+    with open(log, "w") as file:
+        server = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        for _ in range(300):
+            assert server.poll() is None, log.read_text()[-4000:]
+            try:
+                urllib.request.urlopen(f"{address}/health", timeout=5)
+                break
+            except (urllib.error.URLError, OSError):
+                time.sleep(2)
+        question = {"model": "m", "max_tokens": 16, "temperature": 0}
+        question["messages"] = [{"role": "user", "content": QUESTIONS[0]}]
+        request = urllib.request.Request(
+            f"{address}/v1/chat/completions",
+            json.dumps(question).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=300) as response:
+            answer = json.load(response)
+    finally:
+        server.terminate()
+        server.wait(60)
+    assert "Paris" in answer["choices"][0]["message"]["content"], answer
+    assert "oscar-plus k2v2" in log.read_text()
