@@ -142,36 +142,51 @@ class Client(ServerTest):
             )
 
 
+SENTENCES = (
+    "The harbour was quiet that morning, and the boats lay still. ",
+    "Every clock in the shop told another hour, and none was right. ",
+    "for (int i = 0; i < count; ++i) total += values[i]; ",
+    "She wrote the letter twice and burnt it both times. ",
+    "The train for the north leaves from the second platform at nine. ",
+    "A good map shows less than the land has, and more than one can see. ",
+)
+
+
 class PromptCache(ServerTest):
-    def first_logprobs(self, kv):
-        """Of the likeliest next tokens: of a prompt that is new, and of the same from the cache."""
-        prompt = "The harbour was quiet that morning, and the boats lay still. " * 60
-        with Server(self.folder, "-c", 2048, "-np", 1, "-t", 2, kv=kv) as server:
-            answers = [
-                server.complete(prompt, n_predict=1, cache_prompt=True, n_probs=10)
-                for _ in range(3)
-            ]
+    """One prompt says little: attention on other batch shapes rounds otherwise, and what the model
+    makes of that goes either way. So several prompts, and the mean over their likeliest tokens.
+    """
+
+    def changes(self, server, prompt):
+        """Of the log probabilities of the next token: of a new prompt, against the cached one's."""
+        answers = [
+            server.complete(prompt, n_predict=1, cache_prompt=True, n_probs=10) for _ in range(3)
+        ]
         self.assertEqual(answers[0]["timings"]["cache_n"], 0)
-        self.assertGreater(answers[1]["timings"]["cache_n"], 700)
-        return [
+        self.assertGreater(answers[1]["timings"]["cache_n"], 500)
+        new, cached, again = (
             {
                 entry["id"]: entry["logprob"]
-                for entry in a["completion_probabilities"][0]["top_logprobs"]
+                for entry in answer["completion_probabilities"][0]["top_logprobs"]
             }
-            for a in answers
-        ]
-
-    def change(self, kv):
-        new, cached, again = self.first_logprobs(kv)
-        common = new.keys() & cached.keys() & again.keys()
-        self.assertGreater(len(common), 4)
+            for answer in answers
+        )
         self.assertEqual(cached, again)
-        return max(abs(new[token] - cached[token]) for token in common)
+        common = new.keys() & cached.keys()
+        self.assertGreater(len(common), 4)
+        return [abs(new[token] - cached[token]) for token in common]
+
+    def mean_change(self, kv):
+        with Server(self.folder, "-c", 2048, "-np", 1, "-t", 2, kv=kv) as server:
+            changes = [
+                change for sentence in SENTENCES for change in self.changes(server, sentence * 50)
+            ]
+        return sum(changes) / len(changes)
 
     def test_a_cached_prompt_answers_as_a_new_one(self):
         """B33: the change is what llama.cpp's own f16 cache shows, twice at most."""
-        f16, ours = self.change("f16"), self.change("quarot")
-        print(f"largest change of a log probability: f16 {f16:.4g}, quarot {ours:.4g}")
+        f16, ours = self.mean_change("f16"), self.mean_change("quarot")
+        print(f"mean change of a log probability: f16 {f16:.4g}, quarot {ours:.4g}")
         self.assertLessEqual(ours, max(2 * f16, 0.01))
 
 
