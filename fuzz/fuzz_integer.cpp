@@ -142,68 +142,131 @@ void check_pv(Source& source) {
   }
 }
 
-void check_mean_tile(Source& source) {
-  const int num_fast = source.below(65), num_slow = source.below(kMaxHeadDim / 2 - num_fast + 1);
-  const int rows = source.between(1, 16), num_pairs = num_fast + num_slow;
-  const int num_columns = 2 * num_fast + kMeanPolynomials;
-  std::vector<float> pairs = source.tame_rows(rows, kMeanPairFloats, kMeanPairFloats, 20);
-  const std::vector<float> constants = source.tame_rows(1, rows, rows, 20);
-  std::vector<float> turn(2 * kMeanPairFloats, 0.0f);
-  for (int i = 0; i < num_pairs; ++i) {
-    const double angle = 6.283 * source.uniform();
-    for (const std::size_t half : {0u, 1u}) {
-      turn[static_cast<std::size_t>(2 * i) + half] = static_cast<float>(std::cos(angle));
-      turn[kMeanPairFloats + static_cast<std::size_t>(2 * i) + half] =
-          static_cast<float>((half == 0 ? 1 : -1) * std::sin(angle));
+// What a tile of the key mean is made of: fast pairs, and slow ones in blocks of 1, 2, 4 and 8.
+struct MeanCase {
+  int num_fast, num_rows, num_pairs, num_slow_blocks = 0;
+  int num_blocks[4] = {};
+  std::vector<float> pairs, constants, turn, step, series, columns;
+  bool advances;
+
+  explicit MeanCase(Source& source)
+      : num_fast(source.below(65)),
+        num_rows(source.between(1, 16)),
+        num_pairs(num_fast),
+        pairs(source.tame_rows(num_rows, kMeanPairFloats, kMeanPairFloats, 20)),
+        constants(source.tame_rows(1, num_rows, num_rows, 20)),
+        advances(source.one_in(2)) {
+    for (int level = 3; level >= 0; --level) {
+      const int left = kMaxHeadDim / 2 - num_pairs;
+      num_blocks[level] = source.below((left >> level) + 1);
+      num_pairs += num_blocks[level] << level;
+      num_slow_blocks += num_blocks[level];
+    }
+    turn = turns(source);
+    step = turns(source);
+    series = source.tame_rows(std::max(num_slow_blocks, 1), kMeanPolynomials, kMeanPolynomials, 4);
+    columns = source.tame_rows(num_columns(), kPageSize, kPageSize, 4);
+  }
+
+  // Of an even and an odd function each.
+  int num_columns() const { return num_fast + kMeanPolynomials / 2; }
+
+  // (cos, cos) of every pair, then (sin, −sin).
+  std::vector<float> turns(Source& source) const {
+    std::vector<float> result(2 * kMeanPairFloats, 0.0f);
+    for (int i = 0; i < num_pairs; ++i) {
+      const double angle = 6.283 * source.uniform();
+      for (const std::size_t half : {0u, 1u}) {
+        const auto place = static_cast<std::size_t>(2 * i) + half;
+        result[place] = static_cast<float>(std::cos(angle));
+        result[kMeanPairFloats + place] =
+            static_cast<float>((half == 0 ? 1 : -1) * std::sin(angle));
+      }
+    }
+    return result;
+  }
+};
+
+// A value in fp64, and the magnitudes of what it is added up from.
+struct Sized {
+  double value = 0, size = 0;
+  void add(double first, const Sized& second) {
+    value += first * second.value;
+    size += std::abs(first) * second.size;
+  }
+};
+
+// Coefficients of a row by column: of the even function, then of the odd one.
+std::vector<Sized> mean_coefficients(const MeanCase& c, int row) {
+  std::vector<Sized> turned(static_cast<std::size_t>(2 * c.num_pairs));
+  for (std::size_t i = 0; i < turned.size(); ++i) {
+    double cosine = c.turn[i], sine = c.turn[kMeanPairFloats + i];
+    double cosine_size = std::abs(cosine), sine_size = std::abs(sine);
+    if (c.advances) {
+      const double step_cosine = c.step[i], step_sine = c.step[kMeanPairFloats + i];
+      const double old_cosine = cosine, old_sine = sine;
+      cosine = old_cosine * step_cosine - old_sine * step_sine;
+      sine = old_sine * step_cosine + old_cosine * step_sine;
+      cosine_size = std::abs(old_cosine * step_cosine) + std::abs(old_sine * step_sine);
+      sine_size = std::abs(old_sine * step_cosine) + std::abs(old_cosine * step_sine);
+    }
+    const float* const pairs = c.pairs.data() + row * kMeanPairFloats;
+    turned[i].add(pairs[i], {cosine, cosine_size});
+    turned[i].add(pairs[i ^ 1], {sine, sine_size});
+  }
+  const auto num_fast_floats = static_cast<std::size_t>(2 * c.num_fast);
+  std::vector<Sized> result(turned.begin(), turned.begin() + 2 * c.num_fast);
+  result.resize(num_fast_floats + kMeanPolynomials);
+  const double constant = c.constants[static_cast<std::size_t>(row)];
+  result[num_fast_floats] = {constant, std::abs(constant)};
+  std::size_t first = num_fast_floats;
+  const float* series = c.series.data();
+  for (int level = 0; level < 4; ++level) {
+    const std::size_t block_floats = std::size_t{2} << level;
+    for (int block = 0; block < c.num_blocks[level]; ++block) {
+      for (std::size_t lane = 0; lane < kMeanPolynomials; ++lane) {
+        const std::size_t degree = 2 * (lane / block_floats) + lane % 2;
+        result[num_fast_floats + degree].add(series[lane], turned[first + lane % block_floats]);
+      }
+      series += kMeanPolynomials;
+      first += block_floats;
     }
   }
-  const std::vector<float> series =
-      source.tame_rows(std::max(num_slow, 1), kMeanPolynomials, kMeanPolynomials, 4);
-  const std::vector<float> columns = source.tame_rows(num_columns, kPageSize, kPageSize, 4);
-  const Matrix before = any_matrix(rows, kPageSize, source, true);
+  return result;
+}
 
-  // Terms of every row: column by column, the value and the magnitudes that it is added up from.
-  const auto at = [](const std::vector<float>& values, int row, int width, int column) {
-    return double{values[static_cast<std::size_t>(row * width + column)]};
-  };
+void check_mean_tile(Source& source) {
+  const MeanCase c(source);
+  const Matrix before = any_matrix(c.num_rows, kPageSize, source, true);
+  std::vector<std::vector<Sized>> coefficients;
+  for (int r = 0; r < c.num_rows; ++r) coefficients.push_back(mean_coefficients(c, r));
   for (const KernelSet* set : sets_scalar_first()) {
     const std::string what = std::string(set->name) + " mean_tile fast " +
-                             std::to_string(num_fast) + " slow " + std::to_string(num_slow);
+                             std::to_string(c.num_fast) + " pairs " + std::to_string(c.num_pairs);
     Matrix logits = before;
-    set->mean_tile({pairs.data(), constants.data(), turn.data(), series.data(), columns.data(),
-                    logits.data(), rows, num_fast, num_slow, logits.stride});
-    for (int r = 0; r < rows; ++r) {
-      std::vector<double> factors(static_cast<std::size_t>(num_columns), 0.0), sizes = factors;
-      factors[static_cast<std::size_t>(2 * num_fast)] = constants[static_cast<std::size_t>(r)];
-      sizes[static_cast<std::size_t>(2 * num_fast)] =
-          std::abs(constants[static_cast<std::size_t>(r)]);
-      for (int i = 0; i < 2 * num_pairs; ++i) {
-        const double own = at(pairs, r, kMeanPairFloats, i) * at(turn, 0, 0, i);
-        const double other = at(pairs, r, kMeanPairFloats, i ^ 1) * at(turn, 1, kMeanPairFloats, i);
-        const double size = std::abs(own) + std::abs(other);
-        if (i < 2 * num_fast) {
-          factors[static_cast<std::size_t>(i)] = own + other;
-          sizes[static_cast<std::size_t>(i)] = size;
-          continue;
-        }
-        for (int degree = i % 2; degree < kMeanPolynomials; degree += 2) {
-          const auto column = static_cast<std::size_t>(2 * num_fast + degree);
-          const double coefficient = at(series, i / 2 - num_fast, kMeanPolynomials, degree);
-          factors[column] += (own + other) * coefficient;
-          sizes[column] += size * std::abs(coefficient);
-        }
-      }
+    std::vector<float> turn = c.turn;
+    set->mean_tile({c.pairs.data(), c.constants.data(), turn.data(),
+                    c.advances ? c.step.data() : nullptr, c.series.data(), c.columns.data(),
+                    logits.data(), c.num_rows, c.num_fast, c.num_blocks, logits.stride});
+    logits.require_gaps(what);
+    if (!c.advances && turn != c.turn) fail(what + ": the turn was changed without a step");
+    for (int r = 0; r < c.num_rows; ++r) {
+      const std::vector<Sized>& of_row = coefficients[static_cast<std::size_t>(r)];
       for (int t = 0; t < kPageSize; ++t) {
-        Bound bound{before.at(r, t), std::abs(double{before.at(r, t)}), 0};
-        for (int column = 0; column < num_columns; ++column) {
-          const auto index = static_cast<std::size_t>(column);
-          const double factor = at(columns, column, kPageSize, t);
-          bound.sum += factors[index] * factor;
-          bound.magnitude += sizes[index] * std::abs(factor);
-          // Subnormal products at each of the three levels; factors are below 2^4.
-          bound.floor += kTiny * (1 + 17 * 17 * (num_slow + 2));
+        constexpr int kHalf = kPageSize / 2;
+        const int x = t < kHalf ? kHalf - 1 - t : t - kHalf;
+        Sized sum{before.at(r, t), std::abs(double{before.at(r, t)})};
+        for (int i = 0; i < c.num_columns(); ++i) {
+          const float* const column = c.columns.data() + i * kPageSize + x;
+          sum.add(column[0], of_row[static_cast<std::size_t>(2 * i)]);
+          sum.add(t < kHalf ? -column[kHalf] : column[kHalf],
+                  of_row[static_cast<std::size_t>(2 * i + 1)]);
         }
-        bound.require(logits.at(r, t), num_columns + num_slow + 6, what);
+        // Subnormal products at each of the four levels; factors are below 2^4.
+        const double floor = kTiny * c.num_columns() * (1 + 17 * 17 * (c.num_pairs + 4));
+        // Step, turn, blocks, their folding; then the columns, E ± O and the logit.
+        Bound{sum.value, sum.size, floor}.require(
+            logits.at(r, t), 2 * c.num_columns() + c.num_slow_blocks + 16, what);
       }
     }
   }
