@@ -151,6 +151,17 @@ inline void pv_exact(const PvCodesParams& params) {
     simd::store(range.largest + t, largest);
     simd::store(range.smallest + t, smallest);
   }
+  // Few rows take whole rows of values at a time, which come from memory in one run each.
+  constexpr int kFewRows = simd::kTransformFewRows, kManyVectors = simd::kTransformVectors;
+  if (kFewRows > 1 && params.num_rows <= 2 * kFewRows &&
+      params.layout.head_dim % (kManyVectors * simd::kWidth) == 0) {
+    for_each_row_block<kFewRows>(params.num_rows, [&]<int num_rows>(int row) {
+      for (int c = 0; c < params.layout.head_dim; c += kManyVectors * simd::kWidth) {
+        accumulate_exact<num_rows, kManyVectors>(params, row, c, range);
+      }
+    });
+    return;
+  }
   constexpr int kColumns = simd::kTileVectors * simd::kWidth;
   for_each_row_block<simd::kTileRows>(params.num_rows, [&]<int num_rows>(int row) {
     int c = 0;
