@@ -41,8 +41,13 @@ class Choice(unittest.TestCase):
                 (self.tools / name).symlink_to(found)
 
     def configure(self, *options, source=None):
-        # PATH without nvcc, and no other place to look.
-        environment = {k: v for k, v in os.environ.items() if k not in ("CUDACXX", "CUDAHOSTCXX")}
+        # PATH without nvcc, and no other place to look; what CMake calls before a compiler may be
+        # one that this PATH does not have.
+        environment = {
+            k: v
+            for k, v in os.environ.items()
+            if k not in ("CUDACXX", "CUDAHOSTCXX") and not k.endswith("_COMPILER_LAUNCHER")
+        }
         environment["PATH"] = str(self.tools)
         return subprocess.run(
             [
