@@ -28,8 +28,8 @@ void set_bits(int bits, const char* side, QuantSpec* quant) {
 void spend_budget(double budget, Artefact* artefact) {
   if (artefact->layers.empty() || artefact->layers.front().k_losses.empty()) {
     refuse(
-        "bits: this artefact holds no losses of layers; calibrate with --bits, or give bits as "
-        "k3v2");
+        "bits: there are no losses of layers to spend by; take an artefact of calibrate --bits, or "
+        "give bits as k3v2");
   }
   assign_bits(budget, artefact);
 }

@@ -198,10 +198,14 @@ class Calibration(CliTest):
         model, text = self.tiny(), self.write("text.txt", self.words(3000))
         for more, names in (
             (["--bits", "2.1"], ["2.1", "at least 2.25"]),
+            (["--ablation", ""], ["ablation", "''", "no-u"]),
             (["--bits", "3", "--method", "rotatekv"], ["rotatekv", "same bits"]),
             (["--bits", "3", "--tokens", "1000"], ["--tokens 1000", "1024"]),
         ):
             self.refused(*self.calibrate(model, text, more=more), names=names)
+        self.refused(
+            *self.calibrate(model, text, more=["--bits", "nan"]), names=["--bits", "nan"], status=2
+        )
         self.good(*self.calibrate(model, text, more=["--tokens", "600"]))
         plain = str(self.folder / "a.safetensors")
         self.refused(*self.ask(model, "--kv", plain + ":bits=3"), names=[plain, "no losses"])

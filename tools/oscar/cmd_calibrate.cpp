@@ -1,6 +1,7 @@
 // oscar calibrate
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <optional>
 
 #include "artefact_report.h"
 #include "base/error.h"
@@ -22,7 +23,7 @@ struct CalibrateCommand {
   std::int64_t tokens = eval::kDefaultCalibrationTokens;
   std::string method = method_name(Method::kOscarPlus);
   std::uint64_t seed = 1;
-  std::string ablation;
+  std::optional<std::string> ablation;
   double bits = 0;
   std::string output;
 };
@@ -37,9 +38,8 @@ Method calibrated_method(const std::string& name) {
 
 void run_calibrate(const CalibrateCommand& command) {
   const Method method = calibrated_method(command.method);
-  const calibrate::FitVariant variant = command.ablation.empty()
-                                            ? calibrate::FitVariant{}
-                                            : calibrate::parse_fit_variant(command.ablation);
+  const calibrate::FitVariant variant =
+      command.ablation ? calibrate::parse_fit_variant(*command.ablation) : calibrate::FitVariant{};
   calibrate::check_fit_variant(variant, method);
   if (command.bits > 0 && command.tokens < eval::kMinCalibrationTokens + eval::kSensitivityTokens) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -112,7 +112,8 @@ void add_calibrate(CLI::App* program) {
                   "loses on " +
                       std::to_string(eval::kSensitivityTokens) +
                       " tokens held out; takes two short passes a layer")
-      ->check(CLI::Range(kMinBitBudget, kMaxBitBudget));
+      ->check(CLI::Range(kMinBitBudget, kMaxBitBudget))
+      ->check(finite);
   app->add_option("--ablation", command->ablation,
                   "leave parts out, comma-separated: no-u (H·P in place of U·H·P), no-p (no bit "
                   "reversal), target=raw (U of KᵀK and VᵀV), per-layer (one U for all KV heads)");

@@ -249,6 +249,7 @@ void add_eval_niah(CLI::App* eval) {
   app->add_option("--depths", command->depths, "places of the needles, percent of the document")
       ->delimiter(',')
       ->check(CLI::Range(0.0, 100.0))
+      ->check(finite)
       ->capture_default_str();
   app->add_option("--form", command->forms,
                   "passkey: a number of five digits; sentence: who hid what where")

@@ -94,11 +94,6 @@ void run_run(const RunCommand& command, Chat chat) {
   }
 }
 
-// A range lets "nan" through.
-std::string finite(const std::string& text) {
-  return std::isfinite(std::strtod(text.c_str(), nullptr)) ? "" : "'" + text + "' is no number";
-}
-
 }  // namespace
 
 void add_run(CLI::App* program) {

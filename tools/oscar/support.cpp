@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <thread>
 
@@ -66,6 +68,10 @@ void add_common_options(CLI::App* app, CommonOptions* options) {
   app->add_flag("-v,--verbose", options->verbose,
                 "show llama.cpp's and the plugin's log on stderr");
   add_json_option(app, options);
+}
+
+std::string finite(const std::string& text) {
+  return std::isfinite(std::strtod(text.c_str(), nullptr)) ? "" : "'" + text + "' is no number";
 }
 
 int num_threads(const CommonOptions& options) {

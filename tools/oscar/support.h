@@ -32,6 +32,8 @@ struct CommonOptions {
 void add_common_options(CLI::App* app, CommonOptions* options);
 void add_json_option(CLI::App* app, CommonOptions* options);
 int num_threads(const CommonOptions& options);
+// A check for options of real numbers, beside CLI::Range, which lets "nan" through.
+std::string finite(const std::string& text);
 
 // The host and the model of a command, made after every option was parsed.
 struct Session {
