@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #define OSCAR_SIMD_WIDTH 8
+#include "simd/composed.h"
 #include "simd/vector.h"
 
 namespace oscar::simd {
@@ -120,19 +121,6 @@ inline void store_bytes(std::uint8_t* p, U v) {
   const __m128i eight =
       _mm_unpacklo_epi32(_mm256_castsi256_si128(low_bytes), _mm256_extracti128_si256(low_bytes, 1));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), eight);
-}
-// v·2^n for whole n that leave it a normal number.
-inline F times_power_of_two(F v, F n) {
-  const I exponent = __builtin_convertvector(n, I) + 127;
-  return v * from_bits(reinterpret_cast<U>(exponent) << 23);
-}
-
-// high[t], low[t]: bits [8, 16) and [0, 8) of 64 words.
-inline void split_bytes(const U (&words)[64 / kWidth], std::uint8_t* high, std::uint8_t* low) {
-  for (int v = 0; v < 64 / kWidth; ++v) {
-    store_bytes(high + v * kWidth, words[v] >> 8);
-    store_bytes(low + v * kWidth, words[v]);
-  }
 }
 inline void store_halves(std::uint8_t* p, U v) {
   const U low = v & 0xffffu;

@@ -5,6 +5,7 @@
 #include <arm_neon.h>
 
 #define OSCAR_SIMD_WIDTH 4
+#include "simd/composed.h"
 #include "simd/four_lanes.h"
 
 namespace oscar::simd {
@@ -49,19 +50,6 @@ inline void store_bytes(std::uint8_t* p, U v) {
   __builtin_memcpy(p, &four, sizeof four);
 }
 // Low half of every lane.
-// v·2^n for whole n that leave it a normal number.
-inline F times_power_of_two(F v, F n) {
-  const I exponent = __builtin_convertvector(n, I) + 127;
-  return v * from_bits(reinterpret_cast<U>(exponent) << 23);
-}
-
-// high[t], low[t]: bits [8, 16) and [0, 8) of 64 words.
-inline void split_bytes(const U (&words)[64 / kWidth], std::uint8_t* high, std::uint8_t* low) {
-  for (int v = 0; v < 64 / kWidth; ++v) {
-    store_bytes(high + v * kWidth, words[v] >> 8);
-    store_bytes(low + v * kWidth, words[v]);
-  }
-}
 inline void store_halves(std::uint8_t* p, U v) { vst1_u8(p, vreinterpret_u8_u16(vmovn_u32(v))); }
 inline F load_bf16(const std::uint8_t* p) {
   return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));

@@ -3,6 +3,7 @@
 #pragma once
 
 #define OSCAR_SIMD_WIDTH 4
+#include "simd/composed.h"
 #include "simd/four_lanes.h"
 
 namespace oscar::simd {
@@ -45,19 +46,6 @@ inline F swap_pairs(F v) { return __builtin_shufflevector(v, v, 1, 0, 3, 2); }
 // Low byte of every lane.
 inline void store_bytes(std::uint8_t* p, U v) {
   for (int i = 0; i < kWidth; ++i) p[i] = static_cast<std::uint8_t>(v[i]);
-}
-// v·2^n for whole n that leave it a normal number.
-inline F times_power_of_two(F v, F n) {
-  const I exponent = __builtin_convertvector(n, I) + 127;
-  return v * from_bits(reinterpret_cast<U>(exponent) << 23);
-}
-
-// high[t], low[t]: bits [8, 16) and [0, 8) of 64 words.
-inline void split_bytes(const U (&words)[64 / kWidth], std::uint8_t* high, std::uint8_t* low) {
-  for (int v = 0; v < 64 / kWidth; ++v) {
-    store_bytes(high + v * kWidth, words[v] >> 8);
-    store_bytes(low + v * kWidth, words[v]);
-  }
 }
 // Low half of every lane.
 inline void store_halves(std::uint8_t* p, U v) {
