@@ -89,18 +89,7 @@ template <int num_rows, int num_vectors>
     for (int v = 0; v < num_vectors; ++v) {
       codes[v] = simd::load_words(codes_at + v * simd::kVectorBytes);
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < num_rows; ++r) {
-      const simd::U high_bytes =
-          simd::broadcast_bits(simd::load_bytes<std::uint32_t>(high[r] + 4 * quad));
-      const simd::U low_bytes =
-          simd::broadcast_bits(simd::load_bytes<std::uint32_t>(low[r] + 4 * quad));
-#pragma GCC unroll 4
-      for (int v = 0; v < num_vectors; ++v) {
-        simd::add_unsigned_products(high_sums[r][v], codes[v], high_bytes);
-        simd::add_unsigned_products(low_sums[r][v], codes[v], low_bytes);
-      }
-    }
+    add_weighted_codes(codes, high, low, quad, high_sums, low_sums);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < num_rows; ++r) {

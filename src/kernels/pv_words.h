@@ -50,18 +50,7 @@ template <int bits, int first_field, int num_fields, int num_rows>
     for (int f = 0; f < num_fields; ++f) {
       codes[f] = (word >> static_cast<std::uint32_t>(bits * (first_field + f))) & kMask;
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < num_rows; ++r) {
-      const simd::U high_bytes =
-          simd::broadcast_bits(simd::load_bytes<std::uint32_t>(high[r] + 4 * quad));
-      const simd::U low_bytes =
-          simd::broadcast_bits(simd::load_bytes<std::uint32_t>(low[r] + 4 * quad));
-#pragma GCC unroll 4
-      for (int f = 0; f < num_fields; ++f) {
-        simd::add_unsigned_products(high_sums[r][f], codes[f], high_bytes);
-        simd::add_unsigned_products(low_sums[r][f], codes[f], low_bytes);
-      }
-    }
+    add_weighted_codes(codes, high, low, quad, high_sums, low_sums);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < num_rows; ++r) {

@@ -94,5 +94,27 @@ struct RoundedWeights {
   }
 };
 
+// sums[r][v] += weights of the four tokens of a quad times vectors of their codes, of both bytes.
+// high, low: [num_rows][kPageSize].
+template <int num_rows, int num_vectors>
+[[gnu::always_inline]] inline void add_weighted_codes(
+    const simd::U (&codes)[num_vectors], const std::uint8_t (*high)[kPageSize],
+    const std::uint8_t (*low)[kPageSize], int quad,
+    simd::ByteSums (&high_sums)[num_rows][num_vectors],
+    simd::ByteSums (&low_sums)[num_rows][num_vectors]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < num_rows; ++r) {
+    const simd::U high_bytes =
+        simd::broadcast_bits(simd::load_bytes<std::uint32_t>(high[r] + 4 * quad));
+    const simd::U low_bytes =
+        simd::broadcast_bits(simd::load_bytes<std::uint32_t>(low[r] + 4 * quad));
+#pragma GCC unroll 4
+    for (int v = 0; v < num_vectors; ++v) {
+      simd::add_unsigned_products(high_sums[r][v], codes[v], high_bytes);
+      simd::add_unsigned_products(low_sums[r][v], codes[v], low_bytes);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace oscar::kernels
