@@ -1,8 +1,6 @@
 // oscar run
 #include <CLI/CLI.hpp>
-#include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <memory>
 

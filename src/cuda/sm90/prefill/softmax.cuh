@@ -97,15 +97,22 @@ __device__ __forceinline__ void mask_tile(TileLogits& logits, IsRead is_read) {
   }
 }
 
+// Scales and zero points of the two tokens that a thread has of eight columns.
+struct ColumnScales {
+  float scale[2], zero[2];
+};
+__device__ __forceinline__ ColumnScales load_column_scales(uint32_t address) {
+  const uint4 x = ptx::load_shared_16(address);
+  return {{__uint_as_float(x.x), __uint_as_float(x.z)}, {__uint_as_float(x.y), __uint_as_float(x.w)}};
+}
+
 // Products with codes to logits in log2 units plus `offsets`. scales: shared address.
 __device__ __forceinline__ void scale_logits(TileLogits& logits, const float (&offsets)[2],
                                              const float (&query_sums)[2], uint32_t scales) {
   const uint32_t lane_scales = scales + (threadIdx.x & 3) * 16;
 #pragma unroll
   for (int j = 0; j < kPageTokens / 8; ++j) {
-    const uint4 x = ptx::load_shared_16(lane_scales + 64 * j);
-    const float scale[2] = {__uint_as_float(x.x), __uint_as_float(x.z)};
-    const float zero[2] = {__uint_as_float(x.y), __uint_as_float(x.w)};
+    const auto [scale, zero] = load_column_scales(lane_scales + 64 * j);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       logits[j][k] =
@@ -123,9 +130,7 @@ __device__ __forceinline__ bool coded_weights(TileWeights& weights, RowStates<C>
   float sum[2] = {0, 0}, zeros[2] = {0, 0}, largest = 0;
 #pragma unroll
   for (int j = 0; j < kPageTokens / 8; ++j) {
-    const uint4 x = ptx::load_shared_16(lane_scales + 64 * j);
-    const float scale[2] = {__uint_as_float(x.x), __uint_as_float(x.z)};
-    const float zero[2] = {__uint_as_float(x.y), __uint_as_float(x.w)};
+    const auto [scale, zero] = load_column_scales(lane_scales + 64 * j);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float scaled[2];
