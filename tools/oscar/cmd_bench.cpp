@@ -249,7 +249,7 @@ void add_model_bench(CLI::App* bench, const char* name, ModelBench kind, const c
   } else {
     command->rounds = 3;
     command->depths = {512, 4096};
-    add_depths(app, "--tokens,--depth", command.get(), "tokens of the prompt", 1);
+    add_depths(app, "--depth,--tokens", command.get(), "tokens of the prompt", 1);
   }
   add_rounds(app, command.get(), "turns of each cache");
   add_kv_option(app, &command->kvs);
