@@ -174,6 +174,44 @@ TEST_P(AttendGpu, ManySequencesAndOneLong) {
   expect_right(spec);
 }
 
+// As many sequences as multiprocessors: a block has one of them whole, and sums of a warp are long.
+TEST_P(AttendGpu, LongHistoriesInABlock) {
+  if (GetParam() != AttendKernel::kHopperDecode) GTEST_SKIP() << "the decode kernel's sums";
+  unsigned seed = 500;
+  const auto expect_right_at = [&](CaseSpec spec, std::int32_t length) {
+    spec.num_kv_heads = 1;
+    spec.shares_pages = true;
+    spec.lengths.assign(std::size_t(device_.num_sms), length);
+    spec.seed = ++seed;
+    ASSERT_LE(plan_attend(spec.shape(), device_, GetParam()).num_splits, 1);
+    expect_right(spec);
+  };
+  struct Bits {
+    int key, value;
+  };
+  for (const int head_dim : {64, 128, 256}) {
+    for (const Bits bits : {Bits{2, 2}, Bits{3, 2}, Bits{4, 4}}) {
+      for (const int ratio : {4, 8}) {
+        CaseSpec spec;
+        spec.head_dim = head_dim;
+        spec.key_bits = bits.key;
+        spec.value_bits = bits.value;
+        spec.codebook = seed / 3 % 2 == 0 ? Codebook::kAffine : Codebook::kSymmetric;
+        spec.num_q_heads = ratio;
+        spec.has_mean = seed % 3 == 0 && bits.value == 2 && head_dim != 256;
+        spec.mean_pairs = 8;
+        expect_right_at(spec, 30000);
+      }
+    }
+  }
+  CaseSpec spec;
+  spec.num_q_heads = 4;
+  expect_right_at(spec, 1 << 20);
+  spec.num_q_heads = 8;
+  spec.codebook = Codebook::kSymmetric;
+  expect_right_at(spec, 1 << 19);
+}
+
 TEST_P(AttendGpu, AGraphServesOtherLengthsAndTables) {
   CaseSpec spec;
   spec.lengths = {500, 900, 128, 1000};

@@ -103,7 +103,7 @@ void RandomCase::fill() {
 
   const int run_bytes = p.key.plane_bytes() + p.value.plane_bytes();
   max_pages_ = (shape.max_seq_len + kPageTokens - 1) / kPageTokens;
-  num_pages_ = max_pages_ * shape.num_seqs + 1;
+  num_pages_ = max_pages_ * (spec_.shares_pages ? 1 : shape.num_seqs) + 1;
   p.head_stride_bytes = run_bytes;
   p.page_stride_bytes = std::int64_t{run_bytes} * spec_.num_kv_heads;
   p.num_pages = num_pages_;
@@ -163,7 +163,8 @@ void RandomCase::shuffle(const std::vector<std::int32_t>& lengths, unsigned seed
   std::vector<std::int32_t> table(num_seqs * std::size_t(p.block_table_stride), 1 << 30);
   std::vector<std::uint8_t> pages(std::size_t(num_pages_ * p.page_stride_bytes), 0xff);
   std::size_t next = 0;
-  for (std::size_t seq = 0; seq < num_seqs; ++seq) {
+  const std::size_t num_filled = spec_.shares_pages ? 1 : num_seqs;
+  for (std::size_t seq = 0; seq < num_filled; ++seq) {
     for (std::int64_t page = 0; page * kPageTokens < lengths[seq]; ++page) {
       const std::int32_t id = order[next++];
       table[seq * std::size_t(p.block_table_stride) + std::size_t(page)] = id;
@@ -175,6 +176,10 @@ void RandomCase::shuffle(const std::vector<std::int32_t>& lengths, unsigned seed
         fill_plane(p.value, num_tokens, spec_.value_scale, random, run + p.key.plane_bytes());
       }
     }
+  }
+  for (std::size_t seq = num_filled; seq < num_seqs; ++seq) {
+    std::copy_n(table.begin(), p.block_table_stride,
+                table.begin() + static_cast<std::ptrdiff_t>(seq) * p.block_table_stride);
   }
   if (pages_.size() == 0) {
     pages_ = DeviceBuffer<std::uint8_t>(pages.size());

@@ -26,6 +26,7 @@ struct CaseSpec {
   float mean_spread = 2.0f;  // of the coefficients
   float query_spread = 2.0f;
   float value_scale = 1.0f;
+  bool shares_pages = false;  // every sequence reads the pages of the first, as long as all
   unsigned seed = 1;
 
   std::string name() const;

@@ -94,6 +94,9 @@ struct DecodeConfig {
                                 : 8 * kBytesPerWarp <= kWarpBytes        ? 8
                                                                          : 4;
   static constexpr int kThreads = 32 * kWarps;
+  // Units of a block after which every warp centres its sums (WarpState::centre): a power of two,
+  // eight to sixteen a warp.
+  static constexpr int kCentreUnits = kWarps == 12 ? 128 : 8 * kWarps;
   static constexpr int kStagesEnd = kWarps * kStages * kStageBytes;
   static constexpr int kScratchEnd = kStagesEnd + kWarps * kRows * kScratchStride * 4;
   static constexpr int kQueryWordsEnd = kScratchEnd + kKeyTiles * kHeadTiles * kQueryWords * 32 * 4;

@@ -220,6 +220,13 @@ struct Consumer {
   }
 };
 
+// True of one unit in kCentreUnits of a warp's, not of the first ones: short segments need no
+// centring.
+template <class C>
+__device__ __forceinline__ bool is_time_to_centre(int units_before) {
+  return (units_before & (C::kCentreUnits - 1)) >= C::kCentreUnits - C::kWarps;
+}
+
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1)
     decode_kernel(const __grid_constant__ AttendParams params) {
@@ -318,6 +325,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       const uint32_t data = producer.ring + stage * C::kStageBytes;
       if (unit < num_coded) {
         consumer.coded_unit(state, data, unit, lane);
+        if (is_time_to_centre<C>(unit - segment.begin)) state.centre();
       } else {
         consumer.exact_unit(state, data, unit - num_coded, lane);
       }

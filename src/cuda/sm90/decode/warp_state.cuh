@@ -71,6 +71,41 @@ struct WarpState {
     }
   }
 
+  // Takes the zero points' part out of the outputs. Codes are not negative, so sums of them grow
+  // with the tokens while what is left grows with their root; matrix instructions cut off what lies
+  // below a sum's last bit, always to one side.
+  __device__ __forceinline__ void centre() {
+    float z[C::kChunks][C::kHeadTiles];
+#pragma unroll
+    for (int c = 0; c < C::kChunks; ++c) {
+#pragma unroll
+      for (int i = 0; i < C::kHeadTiles; ++i) {
+        z[c][i] = zero[c][i] * (C::kAffine ? 1.0f : C::kValueCentre);
+        zero[c][i] = 0;
+#pragma unroll
+        for (int o = 4; o < 32; o <<= 1) z[c][i] += __shfl_xor_sync(~0u, z[c][i], o);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < C::kValueTiles; ++m) {
+      // A chain holds its channel's codes and those before it in the byte: Σ 4^i of them.
+      constexpr int kOne = (1 << C::kValueBits) - 1;
+      const int codes = m % C::kCodesPerByte + 1;
+      const float unit = 0x1p-24f * static_cast<float>(((1 << C::kValueBits * codes) - 1) / kOne);
+#pragma unroll
+      for (int k = 0; k < 4; k += 2) {
+        if constexpr (C::kHeadTiles == 1) {
+          // The two columns of a head count as their sum.
+          out[m][k] = fmaf(-z[m / C::kTilesPerChunk][0], unit, out[m][k] + out[m][k + 1]);
+          out[m][k + 1] = 0;
+        } else {
+          out[m][k] = fmaf(-z[m / C::kTilesPerChunk][0], unit, out[m][k]);
+          out[m][k + 1] = fmaf(-z[m / C::kTilesPerChunk][1], unit, out[m][k + 1]);
+        }
+      }
+    }
+  }
+
   // Sums over the lanes that hold other tokens of the same head.
   __device__ __forceinline__ void reduce_lanes() {
 #pragma unroll
