@@ -1,6 +1,8 @@
 // Encoding of keys and values: a prefill of many tokens and a decode step of 32 sequences.
 //
-//   oscar_cuda_encode_bench [--json FILE] [--commit TEXT]
+//   oscar_cuda_encode_bench [--json FILE] [--commit TEXT] [--only TEXT]
+//
+// --only: the variants that begin with TEXT, such as "encode rotated rows affine".
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -38,6 +40,12 @@ const char* name_of(Transform transform) {
     case Transform::kMean: return "tensor-core transform less mean";
     default: return "tensor-core Hadamard";
   }
+}
+
+std::string variant_name(Transform mode, Codebook codebook, ScaleFit fit) {
+  return std::string("encode ") + name_of(mode) +
+         (codebook == Codebook::kAffine ? " affine" : " symmetric") +
+         (fit == ScaleFit::kPlain ? "" : " unbiased");
 }
 
 // Keys as oscar-plus has them (symmetric: with the unbiased fit) when fit says so.
@@ -116,27 +124,28 @@ void run_size(std::int64_t num_tokens, Transform mode, Codebook codebook, ScaleF
   };
   const Timing timing = time_launches(launch, num_tokens > 1000 ? 6 : 60, Load::kSustained);
   const double bytes = static_cast<double>(num_tokens) * kHeads * (4.0 * kHeadDim + run / 64.0);
-  report.add("oscar",
-             std::string("encode ") + name_of(mode) +
-                 (codebook == Codebook::kAffine ? " affine" : " symmetric") +
-                 (fit == ScaleFit::kPlain ? "" : " unbiased"),
+  report.add("oscar", variant_name(mode, codebook, fit),
              {0, kHeads, kHeadDim, 1, static_cast<int>(num_tokens), 2, 2}, timing,
              bytes / timing.median_us * 1e-3, -1);
 }
 
 int run(int argc, char** argv) {
-  std::string json, commit = "unknown";
+  std::string json, commit = "unknown", only;
   for (int i = 1; i + 1 < argc; ++i) {
     if (std::strcmp(argv[i], "--json") == 0) json = argv[i + 1];
     if (std::strcmp(argv[i], "--commit") == 0) commit = argv[i + 1];
+    if (std::strcmp(argv[i], "--only") == 0) only = argv[i + 1];
   }
   Report report;
   for (const std::int64_t tokens : {100000, 32}) {
     for (const Transform mode : {Transform::kNone, Transform::kHadamard, Transform::kTensor,
                                  Transform::kMean, Transform::kOrdered}) {
-      run_size(tokens, mode, Codebook::kAffine, ScaleFit::kPlain, report);
-      run_size(tokens, mode, Codebook::kSymmetric, ScaleFit::kPlain, report);
-      run_size(tokens, mode, Codebook::kSymmetric, ScaleFit::kUnbiased, report);
+      for (const auto& [codebook, fit] : {std::pair{Codebook::kAffine, ScaleFit::kPlain},
+                                          std::pair{Codebook::kSymmetric, ScaleFit::kPlain},
+                                          std::pair{Codebook::kSymmetric, ScaleFit::kUnbiased}}) {
+        if (!variant_name(mode, codebook, fit).starts_with(only)) continue;
+        run_size(tokens, mode, codebook, fit, report);
+      }
     }
   }
   if (!json.empty()) report.write(json, commit);

@@ -204,6 +204,9 @@ __global__ void __launch_bounds__(32 * kFewWarps, 1)
   if (job.side.rows == nullptr || (!kTransform && warp != 0)) return;
   int tokens[1] = {static_cast<int>(blockIdx.x) * kFewTokens + g};
   if (tokens[0] >= params.num_tokens) tokens[0] = -1;
+  const std::int64_t slots[1] = {tokens[0] < 0 ? -1 : params.slots[tokens[0]]};
+  using Mean = RowMean<kHeadDim>;
+  const Mean mean = kMean ? Mean::of(job, tokens[0]) : Mean::none(job);
   RawRow<kHeadDim> raw;
   raw.load(tokens[0] < 0 ? nullptr : row_of(job, tokens[0]));
   std::int64_t copies[1];
@@ -231,7 +234,7 @@ __global__ void __launch_bounds__(32 * kFewWarps, 1)
       keep(mine, kMean ? 1 : 0);
     }
     if constexpr (kMean) {
-      raw.subtract(job, tokens[0]);
+      subtract_as_kind(raw, mean, 0);
       transform_fragments<kHeadDim, 1, kCount, true>(mine, raw, parts, head.num_parts, head.unit,
                                                      warp * kCount);
       keep(mine, 0);
@@ -258,7 +261,6 @@ __global__ void __launch_bounds__(32 * kFewWarps, 1)
     if (has_copies) copy_rows<kHeadDim, 1>(v, job, copies);
   }
   if constexpr (kPacked) {
-    const std::int64_t slots[1] = {tokens[0] < 0 ? -1 : params.slots[tokens[0]]};
     const bool is_live[1] = {slots[0] >= 0};
     RowBytes rows[1] = {};
     uint32_t scale_zero[1];

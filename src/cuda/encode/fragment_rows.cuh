@@ -48,17 +48,18 @@ struct RawRow {
                     : __ldg(reinterpret_cast<const uint32_t*>(row) + 4 * n + (threadIdx.x & 3));
     }
   }
-  __device__ __forceinline__ void subtract(const TileJob& job, int token) {
+  template <MeanKind kKind>
+  __device__ __forceinline__ void subtract_as(const RowMean<kHeadDim>& mean, int) {
     constexpr int kHalf = kHeadDim / 16;
-    const RowMean<kHeadDim> mean = RowMean<kHeadDim>::of(job, token);
 #pragma unroll
     for (int n = 0; n < kHalf; ++n) {
-      uint2 a, b;
-      mean.subtract(high[n], high[n + kHalf], 8 * n + 2 * (threadIdx.x & 3), a, b);
-      high[n] = a.x;
-      low[n] = a.y;
-      high[n + kHalf] = b.x;
-      low[n + kHalf] = b.y;
+      uint2 a[1], b[1];
+      mean.template subtract<kKind, 1>({high[n]}, {high[n + kHalf]},
+                                       8 * n + 2 * static_cast<int>(threadIdx.x & 3), a, b);
+      high[n] = a[0].x;
+      low[n] = a[0].y;
+      high[n + kHalf] = b[0].x;
+      low[n + kHalf] = b[0].y;
     }
   }
   __device__ __forceinline__ void words(RowWords<kHeadDim / 8, 1>& to) const {
@@ -102,27 +103,38 @@ struct TileRows {
     ptx::copy_async_wait();
     __syncwarp();
   }
-  __device__ __forceinline__ void subtract(const TileJob& job, const int (&tokens)[2]) const {
-    constexpr int kPieces = kHeadDim / 64;  // of half a row
+  // Less their means. Not inlined: of every kind, and registers are scarce around it.
+  __device__ __noinline__ void subtract(const TileJob& job, const int (&tokens)[2]) const {
 #pragma unroll 1
-    for (int i = 0; i < 2 * kPieces; ++i) {
-      const int h = i / kPieces, j = i % kPieces;
-      const RowMean<kHeadDim> mean = RowMean<kHeadDim>::of(job, h ? tokens[1] : tokens[0]);
-      const uint32_t at[2] = {piece(h, j), piece(h, j + kPieces)};
-      const uint4 x = ptx::load_shared_16(values + at[0]), y = ptx::load_shared_16(values + at[1]);
-      const uint32_t first[4] = {x.x, x.y, x.z, x.w}, second[4] = {y.x, y.y, y.z, y.w};
-      uint2 a[4], b[4];
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        mean.subtract(first[w], second[w], 32 * j + 8 * static_cast<int>(threadIdx.x & 3) + 2 * w,
-                      a[w], b[w]);
-      }
-      ptx::store_shared_16(values + at[0], {a[0].x, a[1].x, a[2].x, a[3].x});
-      ptx::store_shared_16(leftovers + at[0], {a[0].y, a[1].y, a[2].y, a[3].y});
-      ptx::store_shared_16(values + at[1], {b[0].x, b[1].x, b[2].x, b[3].x});
-      ptx::store_shared_16(leftovers + at[1], {b[0].y, b[1].y, b[2].y, b[3].y});
+    for (int h = 0; h < 2; ++h) {
+      subtract_as_kind(*this, RowMean<kHeadDim>::of(job, h ? tokens[1] : tokens[0]), h);
     }
     __syncwarp();
+  }
+  // The same where one mean serves all rows.
+  __device__ __forceinline__ void subtract_static(const TileJob& job) const {
+    const RowMean<kHeadDim> mean = RowMean<kHeadDim>::of(job, -1);
+#pragma unroll 1
+    for (int h = 0; h < 2; ++h) subtract_as<MeanKind::kStatic>(mean, h);
+    __syncwarp();
+  }
+  // The same of a slab's rows, after means.begin().
+  __device__ __forceinline__ void subtract_slab(const SlabMeans<kHeadDim>& means) const {
+    const int row = (threadIdx.x & 31) >> 2;
+#pragma unroll 1
+    for (int h = 0; h < 2; ++h) {
+      each_piece_of(h, [&](const uint4& x, const uint4& y, int j, uint2(&a)[4], uint2(&b)[4]) {
+        means.subtract(x, y, 8 * h + row, j, a, b);
+      });
+    }
+    __syncwarp();
+  }
+  template <MeanKind kKind>
+  __device__ __forceinline__ void subtract_as(const RowMean<kHeadDim>& mean, int h) const {
+    each_piece_of(h, [&](const uint4& x, const uint4& y, int j, uint2(&a)[4], uint2(&b)[4]) {
+      mean.template subtract<kKind, 4>({x.x, x.y, x.z, x.w}, {y.x, y.y, y.z, y.w},
+                                       32 * j + 8 * static_cast<int>(threadIdx.x & 3), a, b);
+    });
   }
   __device__ __forceinline__ void words(RowWords<kHeadDim / 8, 2>& to) const {
     const int lane = threadIdx.x & 31, g = lane >> 2;
@@ -162,6 +174,22 @@ struct TileRows {
   __device__ __forceinline__ uint4 rest(int step) const { return matrix(leftovers, step); }
 
  private:
+  // Replaces the lane's words of both halves of row g + 8h by BF16 and what it leaves: f(words of
+  // the first half, of the second, j, a, b), of pieces j.
+  template <typename F>
+  __device__ __forceinline__ void each_piece_of(int h, F f) const {
+    constexpr int kPieces = kHeadDim / 64;  // of half a row
+#pragma unroll 1
+    for (int j = 0; j < kPieces; ++j) {
+      const uint32_t at[2] = {piece(h, j), piece(h, j + kPieces)};
+      uint2 a[4], b[4];
+      f(ptx::load_shared_16(values + at[0]), ptx::load_shared_16(values + at[1]), j, a, b);
+      ptx::store_shared_16(values + at[0], {a[0].x, a[1].x, a[2].x, a[3].x});
+      ptx::store_shared_16(leftovers + at[0], {a[0].y, a[1].y, a[2].y, a[3].y});
+      ptx::store_shared_16(values + at[1], {b[0].x, b[1].x, b[2].x, b[3].x});
+      ptx::store_shared_16(leftovers + at[1], {b[0].y, b[1].y, b[2].y, b[3].y});
+    }
+  }
   // Lane l gives row l % 16, channels 16·step + 8·(l / 16) on.
   static __device__ __forceinline__ uint4 matrix(uint32_t base, int step) {
     const int lane = threadIdx.x & 31, row = lane & 15, piece = 2 * step + (lane >> 4);

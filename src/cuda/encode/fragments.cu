@@ -26,12 +26,14 @@ cudaError_t launch(const EncodeParams& params, bool is_packed, const Card& card,
   const int image_bytes = kSource == Source::kRotated
                               ? 0
                               : static_cast<int>(kTransformParts * transform_part_bytes(kHeadDim));
+  const int packed_bytes = image_bytes + kPackedTableBytes<kHeadDim, kSource>;
   if (is_packed) {
     if (kSource != Source::kRotated && card.compute_capability == 90 && sm90::has_code()) {
       return sm90::run_packed(params, kHeadDim, kSource == Source::kLessMean, card, stream);
     }
     return launch_many(encode_packed_kernel<kHeadDim, kSource, WarpProduct>, params,
-                       kPackedThreads / 32, 1, kPackedWarpBytes<kHeadDim, kSource>, image_bytes,
+                       packed_threads<kHeadDim, kSource>(card.compute_capability) / 32, 1,
+                       kPackedWarpBytes<kHeadDim, kSource>, packed_bytes,
                        card, stream);
   }
   constexpr int kWarps = kFragmentThreads<kSource> / 32;  // no fewer

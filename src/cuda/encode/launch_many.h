@@ -14,13 +14,15 @@ struct Card {
   int num_sms = 0, shared_bytes = 0, compute_capability = 0;  // 90: 9.0
 };
 
-// Blocks of a (head, side): what fills the card, one a multiprocessor.
+// Blocks of a (head, side): what fills the card, one a multiprocessor, in multiples of four.
 inline unsigned blocks_of(const EncodeParams& params, int num_warps, int num_sms) {
   const std::int64_t tiles = params.num_tokens / kSlab + 2;
   const std::int64_t most = (tiles + num_warps - 1) / num_warps;
   const std::int64_t wanted =
       std::max<std::int64_t>(1, num_sms / (2 * std::int64_t{params.num_kv_heads}));
-  return static_cast<unsigned>(std::min(most, wanted));
+  const std::int64_t blocks = std::min(most, wanted);
+  constexpr int kSlabs = kPageTokens / kSlab;  // a block has one slab of every page, if it can
+  return static_cast<unsigned>(blocks < kSlabs ? blocks : blocks - blocks % kSlabs);
 }
 
 // Launches with as many warps as the card's shared memory serves: most_warps at most, a multiple of

@@ -119,11 +119,30 @@ __device__ __forceinline__ void store_packed(const TileJob& job, const RowRules&
 }
 
 // What a warp has in shared memory. Rotated rows: two tiles. Others: a tile, and its rows in
-// float32 or, before, what BF16 leaves of rows less the mean.
+// float32 or, before, what BF16 leaves of rows less the mean; then a page's mean.
 template <int kHeadDim, Source kSource>
-inline constexpr int kPackedWarpBytes = (kSource == Source::kRotated ? 2 : 3) * kSlab* kHeadDim * 2;
+inline constexpr int kPackedWarpBytes =
+    (kSource == Source::kRotated ? 2 : 3) * kSlab* kHeadDim * 2 +
+    (kSource == Source::kLessMean ? SlabMeans<kHeadDim>::kWarpBytes : 0);
+// What a block has behind its warps' and the image.
+template <int kHeadDim, Source kSource>
+inline constexpr int kPackedTableBytes =
+    kSource == Source::kLessMean ? SlabMeans<kHeadDim>::kTableBytes : 0;
 // At most: 168 registers a thread.
 inline constexpr int kPackedThreads = 384;
+// Cards of compute capability 12 have shared memory for two warps beside an image of heads of 128:
+// there the compiler needs more registers for rows less a mean, and may have them.
+inline constexpr int kFewPackedThreads = 256, kFewThreadsCapability = 120;
+template <int kHeadDim, Source kSource>
+constexpr int packed_threads(int compute_capability) {
+  const bool is_few = kHeadDim == 128 && kSource == Source::kLessMean;
+  return is_few && compute_capability >= kFewThreadsCapability ? kFewPackedThreads : kPackedThreads;
+}
+#ifdef __CUDA_ARCH__
+inline constexpr int kThisCapability = __CUDA_ARCH__ / 10;
+#else
+inline constexpr int kThisCapability = 0;
+#endif
 
 // Rows in float32 in shared memory, sixteen bytes a lane at a time.
 template <int kTiles>
@@ -154,12 +173,25 @@ struct SpareRows {
   }
 };
 
+// Of a block whose tiles are one quarter of every page, in the kernel below. mean, table: addresses
+// of kWarpBytes of the warp's, kTableBytes of the block's.
+template <int kHeadDim>
+__device__ __forceinline__ SlabMeans<kHeadDim> slab_means(const TileJob& job, uint32_t mean,
+                                                          uint32_t table) {
+  const EncodeParams& p = job.params;
+  if (job.side_index != 0 || 2 * p.num_pairs != kHeadDim || p.interleaved) return {0, 0, -1};
+  const std::int64_t slot = p.slots[0];
+  const int begin = p.positions[0] - (slot < 0 ? 0 : static_cast<int>(slot % kSlab));
+  const int first = (begin + kSlab * static_cast<int>(blockIdx.x)) & (kPageTokens - 1);
+  return {table, mean, first % kSlab == 0 ? first : -1};
+}
+
 // Tiles begin at the first token's slab, so that consecutive slots fill whole slabs. The
 // transform's image lies behind the rows in shared memory. kProduct: how rows are multiplied by it;
 // where its kTogether is true, groups of four warps walk their tiles together. grid: (blocks,
 // heads, sides).
 template <int kHeadDim, Source kSource, typename Product>
-__global__ void __launch_bounds__(kPackedThreads, 1)
+__global__ void __launch_bounds__((packed_threads<kHeadDim, kSource>(kThisCapability)), 1)
     encode_packed_kernel(const __grid_constant__ EncodeParams params) {
   extern __shared__ __align__(16) std::uint8_t shared[];
   constexpr int kTiles = kHeadDim / 8, kTileBytes = kSlab * kHeadDim * 2;
@@ -176,6 +208,7 @@ __global__ void __launch_bounds__(kPackedThreads, 1)
   TileRows<kHeadDim> raw{first_tile, first_tile + kTileBytes};
   const SpareRows<kTiles> spare{first_tile + kTileBytes + 16 * lane};
   TransformHead head{1.0f, 1, {}};
+  SlabMeans<kHeadDim> means{0, 0, -1};
   // One or two parts of the image.
   const auto image = [&] {
     return reinterpret_cast<const uint4*>(
@@ -189,6 +222,12 @@ __global__ void __launch_bounds__(kPackedThreads, 1)
       Product::template put<kHeadDim>(parts, i, image()[i]);
     }
     Product::written();
+    if constexpr (kMean) {
+      means = slab_means<kHeadDim>(
+          job, first_tile + 3 * kTileBytes,
+          ptx::shared_address(parts) + kTransformParts * 2 * kHeadDim * kHeadDim);
+      if (means.first >= 0) means.build_table(params);
+    }
     __syncthreads();
   }
   const RowRules rules = rules_of(job);
@@ -209,9 +248,13 @@ __global__ void __launch_bounds__(kPackedThreads, 1)
     for (int h = 0; h < 2; ++h) slots[h] = tokens[h] < 0 ? -1 : params.slots[tokens[h]];
   };
   const int step = gridDim.x * num_warps;
-  int tile = blockIdx.x * num_warps + warp;
+  [[maybe_unused]] const bool is_static = side_index != 0 || params.num_pairs == 0;
+  // With a mean, a block's tiles are one quarter of every page (the number of blocks is a multiple
+  // of four): sixteen rows of cosines serve them all.
+  const int between = kMean ? static_cast<int>(gridDim.x) : 1;
+  int tile = kMean ? blockIdx.x + warp * between : blockIdx.x * num_warps + warp;
   // Tiles of a group of warps that walks together end when its first does.
-  const int ahead = Product::kTogether ? warp % 4 : 0;
+  const int ahead = Product::kTogether ? warp % 4 * between : 0;
   int tokens[2];
   std::int64_t next_slots[2] = {-1, -1};
   tokens_of(tile, tokens);
@@ -262,7 +305,13 @@ __global__ void __launch_bounds__(kPackedThreads, 1)
                                                           head.unit, 0);
           copy_rows<kHeadDim, 2>(v, job, copies);
         }
-        raw.subtract(job, tokens);
+        if (is_static) {
+          raw.subtract_static(job);
+        } else if (means.begin(job, tokens)) {
+          raw.subtract_slab(means);
+        } else {
+          raw.subtract(job, tokens);
+        }
       }
       Product::template multiply<kHeadDim, kMean>(v, raw, parts, head);
       __syncwarp();  // all lanes have read what follows overwrites
