@@ -1,5 +1,5 @@
 """The plugin's layer on this GPU, without vLLM: the self-test of several methods, steps in CUDA
-graphs, and what a step costs.
+graphs, attention that writes raw rows against a launch that transforms them, and what a step costs.
 
 Needs OSCAR_LIBRARY and OSCAR_CUDA_LIBRARY, or a package with both.
 """
@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import oscar_kv
@@ -24,6 +25,7 @@ from oscar_kv.serving.not_finite import NotFinite
 from oscar_kv.serving.windows import Windows
 
 METHODS = ("quarot", "quarot:k3v2", "quarot:k4v4", "quarot:sink=0,recent=0", "naive")
+SHAPE = ModelShape(1, 32, 8, 128, 128)  # one layer of a Qwen3-8B
 
 
 def dense(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, out) -> None:
@@ -39,13 +41,22 @@ def dense(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: floa
 class Decoding:
     """A batch that decodes one token after the other over pages in random order."""
 
-    def __init__(self, library: CudaLibrary, num_seqs: int, length: int) -> None:
-        shape = ModelShape(1, 32, 8, 128, 128)
-        served = open_method("quarot", "qwen3", shape)
+    def __init__(
+        self,
+        library: Any,
+        num_seqs: int,
+        length: int,
+        kv: str = "quarot",
+        shape: ModelShape = SHAPE,
+    ) -> None:
+        served = open_method(kv, "qwen3", shape, most_mean_pairs=FAST_PAIRS)
         windows, codec = Windows.of(64, 256), served.codec(0, length + 99)
         plans = Plans(library, [codec], windows, 0)
+        heads, head_dim = shape.num_kv_heads, shape.head_dim_k
         pool = torch.zeros(
-            (num_seqs, 8, 2, windows.rows_per_block, 128), dtype=torch.bfloat16, device="cuda"
+            (num_seqs, heads, 2, windows.rows_per_block, head_dim),
+            dtype=torch.bfloat16,
+            device="cuda",
         )
         self.not_finite = NotFinite([0], "cuda")
         prefill = Prefill(shape, 256, dense)
@@ -66,9 +77,22 @@ class Decoding:
         self.copies = Copies(
             torch.empty_like(self.slots), torch.empty_like(self.lengths), *(None, None, None, None)
         )
-        self.q = torch.randn(num_seqs, 32, 128, dtype=torch.bfloat16, device="cuda")
-        self.k = torch.randn(num_seqs, 8, 128, dtype=torch.bfloat16, device="cuda")
+        self.q, self.k = (
+            torch.randn(num_seqs, count, head_dim, dtype=torch.bfloat16, device="cuda")
+            for count in (shape.num_q_heads, heads)
+        )
         self.out = torch.empty_like(self.q)
+        self._fill(64 * len(self.cache))
+
+    def _fill(self, num_tokens: int) -> None:
+        """Random rows in every page, whatever their tokens; no copies of them."""
+        for begin in range(0, num_tokens, 1 << 16):
+            slots = torch.arange(begin, min(begin + (1 << 16), num_tokens), device="cuda")
+            rows = torch.randn((len(slots), *self.k.shape[1:]), dtype=torch.bfloat16, device="cuda")
+            nowhere = Copies(torch.full_like(slots, -1), *[None] * 5)
+            places = (slots, (slots % 64).int(), None, nowhere)
+            step = CudaStep(len(slots), None, None, *places, None, None)
+            self.layer.write(rows, rows, step, self.cache)
 
     def plan(self) -> CudaStep:
         last = self.lengths.long() - 1
@@ -114,6 +138,72 @@ def check_graphs(library: CudaLibrary) -> None:
     print("graph replays equal eager steps")
 
 
+class Apart:
+    """A library whose attention leaves rows rotated and waits for all before it; a launch of its
+    own turns them back."""
+
+    def __init__(self, library: CudaLibrary, shape: ModelShape, num_seqs: int) -> None:
+        self._library, self._shape, self._num_seqs = library, shape, num_seqs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+    def __call__(self, name: str, *arguments: Any) -> None:
+        if name != "oscar_cuda_attend":
+            self._library(name, *arguments)
+            return
+        args, shape = arguments[1]._obj, self._shape
+        assert args.out_image and args.overlap_previous
+        image, args.out_image, args.overlap_previous = args.out_image, None, 0
+        self._library(name, *arguments)
+        self._library(
+            "oscar_cuda_transform_rows",
+            *(args.out, args.out, args.out_token_stride, args.out_token_stride, image),
+            *(self._num_seqs, shape.num_kv_heads, shape.num_q_heads // shape.num_kv_heads),
+            *(shape.head_dim_k, arguments[4]),
+        )
+
+
+def check_epilogue(library: CudaLibrary, path_with_means: str) -> None:
+    """Raw rows from attention, launched while the kernel before it ends, against two launches.
+
+    Both multiply the same rounded rows; sums in another order may round to a neighbour in BF16, a
+    part of 2^-7 at most.
+    """
+    rows, other = 0, 0
+    for num_q_heads, num_kv_heads, head_dim in ((32, 8, 128), (16, 2, 128), (8, 2, 64)):
+        shape = ModelShape(1, num_q_heads, num_kv_heads, head_dim, head_dim)
+        methods = ["quarot", "quarot:k3v2"]
+        for kv in methods if head_dim == 128 else [*methods, path_with_means]:
+            for num_seqs, length in ((1, 90), (1, 9000), (3, 700), (40, 1500)):
+                torch.manual_seed(num_seqs + length)
+                decoding = Decoding(library, num_seqs, length, kv, shape)
+                decoding.layer._output_mean = None  # added to either afterwards
+                for _ in range(2):
+                    step = decoding.plan()
+                    decoding.run(step)
+                    decoding.lengths += 1
+                step = decoding.plan()
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    for _ in range(4):  # one after the other, as layers are
+                        decoding.run(step)
+                graph.replay()
+                fused = decoding.out.float()
+                decoding.layer._library = Apart(library, shape, num_seqs)
+                decoding.run(step)
+                torch.cuda.synchronize()
+                two = decoding.out.float()
+                allowed = 2.0**-7 * two.abs() + 2.0**-14 * two.abs().amax(-1, keepdim=True)
+                assert two.isfinite().all()
+                assert two.abs().amax(-1).min() > 0
+                assert ((fused - two).abs() <= allowed).all(), f"{shape}, {kv}, {num_seqs}"
+                rows += two[..., 0].numel()
+                other += int((fused != two).any(-1).sum())
+    print(f"raw rows of attention equal those of two launches, {other} of {rows} but for rounding")
+
+
 def check_not_finite(library: CudaLibrary) -> None:
     """A NaN is counted, from a graph too, and only where there was one."""
     decoding = Decoding(library, 2, 500)
@@ -145,19 +235,32 @@ def time_steps(library: CudaLibrary) -> None:
 
 
 def time_graphs(library: CudaLibrary) -> None:
-    """A layer's step in a graph, and what rows with NaN cost there."""
-    decoding = Decoding(library, 1, 1024)
-    decoding.plan()
-    step = decoding.plan()
-    decoding.run(step)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(36):
-            decoding.layer.write(decoding.k, decoding.k, step, decoding.cache)
+    """What 36 layers take in a graph, each: encoding, of rows with NaN too, and a step of decoding
+    with attention's epilogue and without."""
+
+    def time_graph(action: Callable[[], object]) -> float:
+        action()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(36):
+                action()
+        return time_of(graph.replay) / 36
+
+    for length in (1024, 100000):
+        decoding = Decoding(library, 1, length)
+        decoding.plan()
+        step = decoding.plan()
+        one = time_graph(functools.partial(decoding.run, step))
+        decoding.layer._library = Apart(library, SHAPE, 1)
+        two = time_graph(functools.partial(decoding.run, step))
+        decoding.layer._library = library
+        print(f"a layer's step at 1 x {length} in a graph: {one:.1f} us, apart {two:.1f} us")
     for name, value in (("numbers", 1.0), ("NaN", torch.nan)):
         decoding.k[0, :, 5] = value
-        print(f"encoding a token of {name} in a graph: {time_of(graph.replay) / 36:.1f} us")
+        arguments = (decoding.k, decoding.k, step, decoding.cache)
+        encode = time_graph(functools.partial(decoding.layer.write, *arguments))
+        print(f"encoding a token of {name} in a graph: {encode:.1f} us")
 
 
 def time_of(action: Callable[[], object], repeats: int = 100) -> float:
@@ -192,10 +295,10 @@ def artefact_with_means(shape: ModelShape) -> oscar_kv.Artefact:
 
 def main() -> None:
     library = CudaLibrary()
-    for head_dim in (64, 128):
-        shape = ModelShape(2, 8, 2, head_dim, head_dim)
-        prefill = Prefill(shape, 512, dense)
-        with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
+        for head_dim in (128, 64):
+            shape = ModelShape(2, 8, 2, head_dim, head_dim)
+            prefill = Prefill(shape, 512, dense)
             path = f"{folder}/means.oscar.safetensors"
             artefact_with_means(shape).save(path)
             for kv in (*METHODS, path):
@@ -204,6 +307,8 @@ def main() -> None:
                 error = check_cuda_layer(served, library, prefill)
                 torch.set_default_dtype(torch.float32)
                 print(f"head size {head_dim}, {served}: off by {error:.2g} of its size")
+        artefact_with_means(ModelShape(1, 8, 2, 64, 64)).save(path)
+        check_epilogue(library, path)
     check_graphs(library)
     check_not_finite(library)
     time_steps(library)

@@ -228,33 +228,36 @@ class CudaLayer:
         scale: float,
         soft_cap: float,
     ) -> None:
+        """out: rows of heads side by side, as the kernel writes them: in the raw basis."""
         count = q.shape[0]
         plan, workspace = self._plans[count]
-        rotated = torch.empty((2, *q.shape), dtype=torch.bfloat16, device="cuda")
-        self._transform(q, rotated[0], self._query_image)
+        # Before the query's kernels: attention may start while the one before it ends.
         table, lengths = step.block_table[sequences], step.seq_lens[sequences]
         blocks = None if step.copies is None else step.copies.blocks[sequences]
+        rotated = torch.empty(q.shape, dtype=torch.bfloat16, device="cuda")
         args = AttendArgs()
-        args.pages, args.num_pages = pages.data_ptr(), pages.shape[0]
-        args.page_stride_bytes, args.head_stride_bytes = self._page_bytes, self._run_bytes
-        args.block_table, args.block_table_stride = table.data_ptr(), table.stride(0)
-        args.seq_lens = lengths.data_ptr()
-        args.q, args.out = rotated[0].data_ptr(), rotated[1].data_ptr()
-        args.q_token_stride = args.out_token_stride = rotated.stride(1)
-        if blocks is not None:
-            args.copies, args.copy_blocks = self._copies.data_ptr(), blocks.data_ptr()
-            args.ring_rows = self._windows.ring_tokens
-        args.scale, args.soft_cap = scale, soft_cap
         if self._mean is not None:
             coefficients = self._mean.coefficients(q)
             args.mean_coefficients = coefficients.data_ptr()
             args.mean_tile = self._mean.attend_tile.data_ptr()
             args.mean_start = self._mean.attend_start.data_ptr()
+        self._transform(q, rotated, self._query_image)
+        args.pages, args.num_pages = pages.data_ptr(), pages.shape[0]
+        args.page_stride_bytes, args.head_stride_bytes = self._page_bytes, self._run_bytes
+        args.block_table, args.block_table_stride = table.data_ptr(), table.stride(0)
+        args.seq_lens = lengths.data_ptr()
+        args.q, args.q_token_stride = rotated.data_ptr(), rotated.stride(0)
+        args.out, args.out_token_stride = out.data_ptr(), out.stride(0)
+        args.out_image = self._output_image.data_ptr()
+        args.overlap_previous = 1
+        if blocks is not None:
+            args.copies, args.copy_blocks = self._copies.data_ptr(), blocks.data_ptr()
+            args.ring_rows = self._windows.ring_tokens
+        args.scale, args.soft_cap = scale, soft_cap
         self._library(
             "oscar_cuda_attend",
             *(plan, ctypes.byref(args), workspace.data_ptr(), workspace.numel(), current_stream()),
         )
-        self._transform(rotated[1], out, self._output_image)
         if self._output_mean is not None:
             out += self._output_mean
 
