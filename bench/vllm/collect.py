@@ -24,7 +24,7 @@ def main() -> None:
             name: importlib.metadata.version(name)
             for name in ("vllm", "torch", "triton", "transformers")
         },
-        "weights": "random (load_format dummy); pages of decode points hold random numbers",
+        "weights": "random (load_format dummy); pages of decode points hold encoded random rows",
         "results": records,
     }
     name = f"{report['date']}-cuda-vllm-{device.lower().replace(' ', '-')}.json"
