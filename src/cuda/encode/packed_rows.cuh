@@ -313,7 +313,7 @@ struct PackedRows {
     to_halves<kHalves>(line.offset, offsets);
     to_halves<kHalves>(line.span, spans);
     to_halves<kHalves>(line.first, firsts);
-    to_halves<kHalves>(s.zero + kMagic, middles);
+    to_halves<kHalves>(s.zero, middles);
     // Σ x·c and Σ x² or Σ c² of values x and codes less the zero point c: a fit in units of the
     // scale needs no decoded values.
     float products[kHalves] = {}, squares[kHalves] = {};
@@ -336,7 +336,9 @@ struct PackedRows {
         for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            const float x = half[n][e], c = __uint_as_float(codes[n][e]) - middles[h];
+            // Not kMagic + zero at once: at that size a float has no halves.
+            const float code = __fsub_rn(__uint_as_float(codes[n][e]), kMagic);
+            const float x = half[n][e], c = code - middles[h];
             const float squared = is_unbiased ? x : c;
             products[h] = fmaf(x, c, products[h]);
             squares[h] = fmaf(squared, squared, squares[h]);
