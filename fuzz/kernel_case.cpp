@@ -113,7 +113,7 @@ PlaneLayout any_layout(Source& source, bool with_exact) {
   if (bits == 16) return {head_dim, {16, head_dim}};
   int group = 16 * source.between(1, head_dim / 16);
   while (head_dim % group != 0) group -= 16;
-  const auto codebook = static_cast<Codebook>(source.below(2));
+  const auto codebook = static_cast<Codebook>(source.below(bits == 2 ? 3 : 2));
   const auto fit = static_cast<ScaleFit>(source.below(3));
   return {head_dim, {bits, group, codebook, fit}};
 }
@@ -122,8 +122,10 @@ std::string describe(const PlaneLayout& layout) {
   const QuantSpec& quant = layout.quant;
   return "head_dim " + std::to_string(layout.head_dim) + " bits " + std::to_string(quant.bits) +
          " group " + std::to_string(quant.group_size) +
-         (quant.codebook == Codebook::kAffine ? " affine" : " symmetric") + " fit " +
-         std::to_string(static_cast<int>(quant.scale_fit));
+         (quant.codebook == Codebook::kAffine      ? " affine"
+          : quant.codebook == Codebook::kSymmetric ? " symmetric"
+                                                   : " trellis") +
+         " fit " + std::to_string(static_cast<int>(quant.scale_fit));
 }
 
 std::vector<std::uint8_t> any_plane(Source& source, const PlaneLayout& layout) {

@@ -97,6 +97,28 @@ TEST(Attention, EveryPairOfBits) {
   }
 }
 
+// Keys and values of trellis codes, beside exact sides too; heads and query rows of every block.
+TEST(Attention, TrellisCodes) {
+  for (const int dim : {64, 80, 128, 256}) {
+    for (const int group : {1, 3, 4, 7, 16}) {
+      for (const std::int64_t num_queries : {1, 40}) {
+        expect_matches_reference({.k_bits = 2,
+                                  .v_bits = 2,
+                                  .codebook = Codebook::kTrellis,
+                                  .group = group,
+                                  .head_dim_k = dim,
+                                  .head_dim_v = dim,
+                                  .num_queries = num_queries,
+                                  .permuted_cells = dim == 80});
+      }
+    }
+  }
+  for (const int k_bits : {2, 16}) {
+    expect_matches_reference(
+        {.k_bits = k_bits, .v_bits = 18 - k_bits, .codebook = Codebook::kTrellis});
+  }
+}
+
 TEST(Attention, EveryWidthOfCodes) {
   for (const int bits : {2, 3, 4}) {
     for (const int dim : {64, 80, 128}) {

@@ -76,7 +76,8 @@ std::string refusal(const Artefact& artefact, std::shared_ptr<const RopeTable> r
 TEST(LayerCodec, BytesDoNotDependOnChunksThreadsOrKernels) {
   constexpr std::int64_t kTokens = 600;
   for (const int bits : {2, 3, 4, 16}) {
-    for (const auto codebook : {Codebook::kAffine, Codebook::kSymmetric}) {
+    for (const auto codebook : {Codebook::kAffine, Codebook::kSymmetric, Codebook::kTrellis}) {
+      if (codebook == Codebook::kTrellis && bits != 2) continue;
       LayerSpec spec{.k_quant = {bits, 64, codebook, ScaleFit::kUnbiased},
                      .v_quant = {bits, 32, codebook, ScaleFit::kLeastSquares},
                      .head_dim_v = 96};

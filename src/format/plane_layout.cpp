@@ -22,9 +22,13 @@ void PlaneLayout::validate() const {
   if (quant.bits != 2 && quant.bits != 3 && quant.bits != 4 && quant.bits != 16) {
     refuse("bits " + std::to_string(quant.bits) + " are not supported; legal: 2, 3, 4, 16");
   }
-  if (quant.codebook != Codebook::kAffine && quant.codebook != Codebook::kSymmetric) {
+  if (quant.codebook != Codebook::kAffine && quant.codebook != Codebook::kSymmetric &&
+      quant.codebook != Codebook::kTrellis) {
     refuse("codebook " + std::to_string(static_cast<int>(quant.codebook)) +
-           " is unknown; legal: 0 (affine), 1 (symmetric)");
+           " is unknown; legal: 0 (affine), 1 (symmetric), 2 (trellis)");
+  }
+  if (quant.codebook == Codebook::kTrellis && (quant.bits == 3 || quant.bits == 4)) {
+    refuse("trellis codes have 2 bits, and " + std::to_string(quant.bits) + " are asked for");
   }
   if (quant.scale_fit != ScaleFit::kPlain && quant.scale_fit != ScaleFit::kUnbiased &&
       quant.scale_fit != ScaleFit::kLeastSquares) {

@@ -21,12 +21,19 @@ TEST(PlaneLayout, Sizes) {
     double bits_per_value;
   };
   const Case cases[] = {
-      {64, 2, 64, kAffine, 16, 64 * 20, 2.5},        {64, 2, 64, kSymmetric, 16, 64 * 18, 2.25},
-      {64, 3, 64, kSymmetric, 24, 64 * 26, 3.25},    {64, 4, 64, kAffine, 32, 64 * 36, 4.5},
-      {128, 2, 128, kAffine, 32, 64 * 36, 2.25},     {128, 2, 128, kSymmetric, 32, 64 * 34, 2.125},
-      {128, 3, 128, kAffine, 48, 64 * 52, 3.25},     {128, 4, 64, kAffine, 64, 64 * 72, 4.5},
-      {128, 2, 32, kAffine, 32, 64 * 48, 3.0},       {80, 3, 80, kSymmetric, 30, 64 * 32, 3.2},
+      {64, 2, 64, kAffine, 16, 64 * 20, 2.5},
+      {64, 2, 64, kSymmetric, 16, 64 * 18, 2.25},
+      {64, 3, 64, kSymmetric, 24, 64 * 26, 3.25},
+      {64, 4, 64, kAffine, 32, 64 * 36, 4.5},
+      {128, 2, 128, kAffine, 32, 64 * 36, 2.25},
+      {128, 2, 128, kSymmetric, 32, 64 * 34, 2.125},
+      {128, 3, 128, kAffine, 48, 64 * 52, 3.25},
+      {128, 4, 64, kAffine, 64, 64 * 72, 4.5},
+      {128, 2, 32, kAffine, 32, 64 * 48, 3.0},
+      {80, 3, 80, kSymmetric, 30, 64 * 32, 3.2},
       {256, 2, 128, kSymmetric, 64, 64 * 68, 2.125},
+      {64, 2, 64, Codebook::kTrellis, 16, 64 * 18, 2.25},
+      {128, 2, 128, Codebook::kTrellis, 32, 64 * 34, 2.125},
   };
   for (const Case& c : cases) {
     const PlaneLayout plane = layout(c.head_dim, c.bits, c.group, c.codebook);
@@ -71,6 +78,10 @@ TEST(PlaneLayout, RefusalsNameTheValue) {
             {"group size " + std::to_string(group), "head size 64"});
   }
   refused({64, {2, 64, static_cast<Codebook>(7)}}, {"codebook 7"});
+  for (const int bits : {3, 4}) {
+    refused(layout(64, bits, 64, Codebook::kTrellis),
+            {"trellis codes have 2 bits, and " + std::to_string(bits) + " are asked for"});
+  }
   refused({64, {2, 64, Codebook::kAffine, static_cast<ScaleFit>(9)}}, {"scale fit 9"});
 }
 

@@ -14,6 +14,7 @@ inline constexpr int kGroupMultiple = 16;
 enum class Codebook : std::uint8_t {
   kAffine = 0,     // x̂ = scale·(code − zero_point); scale and zero_point BF16 per group
   kSymmetric = 1,  // x̂ = scale·(code − (2^bits − 1)/2); scale BF16 per group, no zero point
+  kTrellis = 2,  // x̂ = scale·(level − 3.5), a level of 3 bits from 2-bit codes; format/trellis.h
 };
 
 // What the stored scale of a group is fitted to, once the codes are chosen.
@@ -30,6 +31,12 @@ struct QuantSpec {
   Codebook codebook = Codebook::kAffine;
   ScaleFit scale_fit = ScaleFit::kPlain;
   bool operator==(const QuantSpec&) const = default;
+
+  // Bits of a level, which is what scales and zero points apply to: those of a code but for
+  // kTrellis.
+  [[gnu::always_inline]] constexpr int level_bits() const {
+    return codebook == Codebook::kTrellis && bits == 2 ? 3 : bits;
+  }
 };
 
 }  // namespace oscar

@@ -44,7 +44,8 @@ inline void decode_exact(const DecodeParams& params) {
 }
 
 inline void decode_rows_generic(const DecodeParams& params) {
-  switch (params.layout.quant.bits) {
+  switch (code_kind(params.layout.quant)) {
+    case kTrellisCodes: return decode_codes<kTrellisCodes>(params);
     case 2: return decode_codes<2>(params);
     case 3: return decode_codes<3>(params);
     case 4: return decode_codes<4>(params);

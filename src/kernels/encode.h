@@ -4,6 +4,7 @@
 
 #include "kernels/codes.h"
 #include "kernels/order_statistic.h"
+#include "kernels/trellis_search.h"
 
 namespace oscar::kernels {
 namespace {
@@ -12,6 +13,11 @@ constexpr std::uint32_t kInfinityBits = 0x7f800000u;
 constexpr float kLargestMagnitude = 0x1p120f;
 // Uniform steps that are optimal for a unit Gaussian, for 2, 3 and 4 bits (Max 1960, table II).
 constexpr float kGaussianStep[] = {0.9957f, 0.5860f, 0.3352f};
+// Of trellis codes: searched for, at 16 channels a word (docs/adr/0016-trellis-codes.md).
+constexpr float kTrellisStep = 0.5f;
+constexpr float step_of(int kind) {
+  return kind == kTrellisCodes ? kTrellisStep : kGaussianStep[kind - 2];
+}
 
 inline float float_from_bits(std::uint32_t bits) {
   float value;
@@ -77,8 +83,30 @@ inline GroupScale choose_scale(const float* x, int size, Codebook codebook, std:
     simd::add_to_lanes(lanes, v * v, c);
   }
   const float rms = __builtin_sqrtf(simd::sum_lanes(lanes) / static_cast<float>(size));
-  return {round_to_bf16(kGaussianStep[bits - 2] * rms * power.value), centre(bits)};
+  return {round_to_bf16(step_of(bits) * rms * power.value), centre(bits)};
 }
+
+// ⟨x, x⟩, ⟨x, x̂⟩, ⟨x̂, x̂⟩ of a group, as ScaleFit needs them.
+struct FitSums {
+  simd::Lanes xx{}, xd{}, dd{};
+
+  void add(simd::F exact, simd::F decoded, ScaleFit fit, int channel) {
+    simd::add_to_lanes(xd, exact * decoded, channel);
+    if (fit == ScaleFit::kUnbiased) {
+      simd::add_to_lanes(xx, exact * exact, channel);
+    } else {
+      simd::add_to_lanes(dd, decoded * decoded, channel);
+    }
+  }
+  float fitted(float scale, ScaleFit fit) const {
+    const float factor = fit == ScaleFit::kUnbiased ? simd::sum_lanes(xx) / simd::sum_lanes(xd)
+                                                    : simd::sum_lanes(xd) / simd::sum_lanes(dd);
+    const bool is_usable = factor > 0 && bits_from_float(factor) < kInfinityBits;
+    if (!is_usable) return scale;
+    const float product = scale * factor;
+    return round_to_bf16(product < kLargestMagnitude ? product : kLargestMagnitude);
+  }
+};
 
 // Writes one byte a code, and returns the scale after ScaleFit. x: clipped, y: unclipped; largest:
 // bits of y's largest magnitude.
@@ -89,7 +117,7 @@ inline float choose_codes(const float* x, const float* y, int size, GroupScale g
   const simd::F scale = simd::broadcast(group.scale), zero = simd::broadcast(group.zero);
   const simd::F top = simd::broadcast(static_cast<float>((1 << bits) - 1));
   const simd::F shrink = simd::broadcast(power_of_two_of(largest).inverse);
-  simd::Lanes xx{}, xd{}, dd{};  // ⟨x, x⟩, ⟨x, x̂⟩, ⟨x̂, x̂⟩
+  FitSums sums;
   for (int c = 0; c < size; c += simd::kWidth) {
     const simd::F level = simd::load(x + c) / divisor + zero;
     // Adding 1.5·2²³ rounds half to even and leaves the integer in the low bits.
@@ -98,21 +126,9 @@ inline float choose_codes(const float* x, const float* y, int size, GroupScale g
     simd::store_bytes(codes + c, simd::bits_of(shifted));
     if (fit == ScaleFit::kPlain) continue;
     const simd::F decoded = scale * ((shifted - magic) - zero) * shrink;
-    const simd::F exact = simd::load(y + c) * shrink;
-    simd::add_to_lanes(xd, exact * decoded, c);
-    if (fit == ScaleFit::kUnbiased) {
-      simd::add_to_lanes(xx, exact * exact, c);
-    } else {
-      simd::add_to_lanes(dd, decoded * decoded, c);
-    }
+    sums.add(simd::load(y + c) * shrink, decoded, fit, c);
   }
-  if (fit == ScaleFit::kPlain) return group.scale;
-  const float factor = fit == ScaleFit::kUnbiased ? simd::sum_lanes(xx) / simd::sum_lanes(xd)
-                                                  : simd::sum_lanes(xd) / simd::sum_lanes(dd);
-  const bool is_usable = factor > 0 && bits_from_float(factor) < kInfinityBits;
-  if (!is_usable) return group.scale;
-  const float fitted = group.scale * factor;
-  return round_to_bf16(fitted < kLargestMagnitude ? fitted : kLargestMagnitude);
+  return fit == ScaleFit::kPlain ? group.scale : sums.fitted(group.scale, fit);
 }
 
 // Eight one-byte codes to 8·bits bits, in the order of the plane.
@@ -140,16 +156,10 @@ inline void pack_eight(const std::uint8_t* codes, std::uint8_t* row, int head_di
   __builtin_memcpy(row + channel / 4, &half, sizeof half);
 }
 
-template <int bits>
-inline void encode_row(const EncodeParams& params, const float* y, std::uint8_t* plane, int token) {
-  const PlaneLayout& layout = params.layout;
-  const int head_dim = layout.head_dim, group_size = layout.quant.group_size;
-  alignas(64) float clipped[kMaxHeadDim];
-  alignas(64) std::uint8_t codes[kMaxHeadDim];
-
+// Clips a row, and returns the largest magnitude that is left to it.
+inline float clip_row(const float* y, int head_dim, float clip_ratio, float* clipped) {
   float threshold = kLargestMagnitude;
-  const auto rank =
-      static_cast<int>(__builtin_ceilf(params.clip_ratio * static_cast<float>(head_dim)));
+  const auto rank = static_cast<int>(__builtin_ceilf(clip_ratio * static_cast<float>(head_dim)));
   if (rank < head_dim) {
     const float quantile = float_from_bits(order_statistic(y, head_dim, rank < 1 ? 1 : rank));
     threshold = quantile < threshold ? quantile : threshold;
@@ -158,6 +168,16 @@ inline void encode_row(const EncodeParams& params, const float* y, std::uint8_t*
   for (int c = 0; c < head_dim; c += simd::kWidth) {
     simd::store(clipped + c, simd::min(simd::max(simd::load(y + c), low), high));
   }
+  return threshold;
+}
+
+template <int bits>
+inline void encode_row(const EncodeParams& params, const float* y, std::uint8_t* plane, int token) {
+  const PlaneLayout& layout = params.layout;
+  const int head_dim = layout.head_dim, group_size = layout.quant.group_size;
+  alignas(64) float clipped[kMaxHeadDim];
+  alignas(64) std::uint8_t codes[kMaxHeadDim];
+  const float threshold = clip_row(y, head_dim, params.clip_ratio, clipped);
   std::uint8_t* scales = plane + layout.scales_offset();
   std::uint8_t* zeros = plane + layout.zeros_offset();
   for (int group = 0; group < layout.num_groups(); ++group) {
@@ -177,6 +197,67 @@ inline void encode_row(const EncodeParams& params, const float* y, std::uint8_t*
   for (int c = 0; c < head_dim; c += 8) pack_eight<bits>(codes + c, row, head_dim, c);
 }
 
+// Rows of trellis codes: their words fill the lanes of one search together.
+struct TrellisRow {
+  const float* y;
+  std::uint8_t* plane;
+  int token;
+};
+constexpr int kTrellisRows = 4;
+
+inline void encode_trellis_rows(const EncodeParams& params, const TrellisRow* rows, int num_rows) {
+  constexpr int kind = kTrellisCodes;
+  const PlaneLayout& layout = params.layout;
+  const int head_dim = layout.head_dim, group_size = layout.quant.group_size;
+  const int num_words = head_dim / kTrellisChannels;
+  alignas(64) float positions[kTrellisRows * kMaxHeadDim];  // of the levels' scale
+  alignas(64) std::uint32_t words[kTrellisRows * kMaxHeadDim / kTrellisChannels + simd::kWidth];
+  float scales[kTrellisRows][kMaxHeadDim / kGroupMultiple];
+  std::uint32_t largest[kTrellisRows][kMaxHeadDim / kGroupMultiple];
+  for (int r = 0; r < num_rows; ++r) {
+    float* const x = positions + r * head_dim;
+    const std::uint32_t limit =
+        bits_from_float(clip_row(rows[r].y, head_dim, params.clip_ratio, x));
+    for (int group = 0; group < layout.num_groups(); ++group) {
+      const int first = group * group_size;
+      largest[r][group] = largest_magnitude(rows[r].y + first, group_size);
+      const float scale = choose_scale<kind>(x + first, group_size, Codebook::kTrellis,
+                                             largest[r][group] < limit ? largest[r][group] : limit)
+                              .scale;
+      scales[r][group] = scale;
+      const simd::F divisor = simd::broadcast(scale == 0 ? 1.0f : scale);
+      for (int c = first; c < first + group_size; c += simd::kWidth) {
+        simd::store(x + c, simd::load(x + c) / divisor + simd::broadcast(centre(kind)));
+      }
+    }
+  }
+  search_trellis(positions, num_rows * num_words, words);
+  for (int r = 0; r < num_rows; ++r) {
+    std::uint8_t* const codes = rows[r].plane + rows[r].token * layout.code_row_bytes();
+    __builtin_memcpy(codes, words + r * num_words, static_cast<std::size_t>(head_dim / 4));
+    for (int group = 0; group < layout.num_groups(); ++group) {
+      float scale = scales[r][group];
+      if (layout.quant.scale_fit != ScaleFit::kPlain) {
+        const simd::F shrink = simd::broadcast(power_of_two_of(largest[r][group]).inverse);
+        FitSums sums;
+        for (int c = group * group_size; c < (group + 1) * group_size; c += kUnit) {
+          simd::F levels[kUnitVectors];
+          load_codes<kind>(codes, head_dim, c, levels);
+          for (int j = 0; j < kUnitVectors; ++j) {
+            const int channel = c + j * simd::kWidth;
+            const simd::F decoded =
+                simd::broadcast(scale) * (levels[j] - simd::broadcast(centre(kind))) * shrink;
+            sums.add(simd::load(rows[r].y + channel) * shrink, decoded, layout.quant.scale_fit,
+                     channel);
+          }
+        }
+        scale = sums.fitted(scale, layout.quant.scale_fit);
+      }
+      store_metadata(rows[r].plane + layout.scales_offset(), group, rows[r].token, scale);
+    }
+  }
+}
+
 // BF16 rows, saturated at the largest finite BF16.
 inline void encode_exact(const EncodeParams& params, const float* y, std::uint8_t* plane,
                          int token) {
@@ -192,6 +273,8 @@ inline void encode_exact(const EncodeParams& params, const float* y, std::uint8_
 inline bool encode_rows_generic(const EncodeParams& params) {
   alignas(64) static const float kZeroRow[kMaxHeadDim] = {};
   bool all_finite = true;
+  TrellisRow trellis[kTrellisRows];
+  int num_trellis = 0;
   for (std::int64_t r = 0; r < params.num_rows; ++r) {
     std::uint8_t* plane = params.planes[r];
     if (plane == nullptr) continue;
@@ -201,13 +284,21 @@ inline bool encode_rows_generic(const EncodeParams& params) {
       y = kZeroRow;
     }
     const int token = params.token_in_page[r];
-    switch (params.layout.quant.bits) {
+    switch (code_kind(params.layout.quant)) {
+      case kTrellisCodes:
+        trellis[num_trellis++] = {y, plane, token};
+        if (num_trellis == kTrellisRows) {
+          encode_trellis_rows(params, trellis, num_trellis);
+          num_trellis = 0;
+        }
+        break;
       case 2: encode_row<2>(params, y, plane, token); break;
       case 3: encode_row<3>(params, y, plane, token); break;
       case 4: encode_row<4>(params, y, plane, token); break;
       default: encode_exact(params, y, plane, token); break;
     }
   }
+  if (num_trellis > 0) encode_trellis_rows(params, trellis, num_trellis);
   return all_finite;
 }
 

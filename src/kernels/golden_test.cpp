@@ -24,7 +24,9 @@ float parse_float(const std::string& text, std::size_t first) {
 }
 
 Codebook parse_codebook(const std::string& name) {
-  return name == "affine" ? Codebook::kAffine : Codebook::kSymmetric;
+  return name == "affine"      ? Codebook::kAffine
+         : name == "symmetric" ? Codebook::kSymmetric
+                               : Codebook::kTrellis;
 }
 
 ScaleFit parse_fit(const std::string& name) {
@@ -94,7 +96,7 @@ TEST(Golden, EverySetWritesTheStoredBytes) {
     }
     ++num_cases;
   }
-  EXPECT_EQ(num_cases, 3 * 2 * 3 * 4) << "bits × codebooks × fits × rows";
+  EXPECT_EQ(num_cases, (3 * 2 + 1) * 3 * 4) << "(bits × codebooks, trellis) × fits × rows";
 }
 
 }  // namespace

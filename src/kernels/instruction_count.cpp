@@ -1,6 +1,6 @@
 // One call of one kernel, for a counter of instructions: instructions_test.py.
 //
-//   instruction_count SET OPERATION HEAD_DIM ROWS BITS
+//   instruction_count SET OPERATION HEAD_DIM ROWS BITS        BITS: 2, 3, 4 or trellis
 //
 // The call happens twice: once outside and once inside of measured_call, which is what is counted.
 #include <cstdio>
@@ -26,10 +26,11 @@ struct Inputs {
   std::vector<std::int8_t> bytes;
   std::vector<std::uint8_t> plane;
 
-  Inputs(const KernelSet& kernels, std::string name, int head_dim, int count, int bits)
+  Inputs(const KernelSet& kernels, std::string name, int head_dim, int count, int bits,
+         Codebook codebook)
       : set(kernels),
         operation(std::move(name)),
-        layout{head_dim, {bits, head_dim, Codebook::kSymmetric, ScaleFit::kUnbiased}},
+        layout{head_dim, {bits, head_dim, codebook, ScaleFit::kUnbiased}},
         num_rows(count),
         plane(make_plane(layout, 0)) {
     std::mt19937_64 random(1);
@@ -99,8 +100,10 @@ int main(int argc, char** argv) {
     return 2;
   }
   try {
+    const bool is_trellis = argv[5] == std::string("trellis");
     Inputs inputs(kernel_set_by_name(argv[1]), argv[2], std::atoi(argv[3]), std::atoi(argv[4]),
-                  std::atoi(argv[5]));
+                  is_trellis ? 2 : std::atoi(argv[5]),
+                  is_trellis ? Codebook::kTrellis : Codebook::kSymmetric);
     if (inputs.call() && measured_call(&inputs)) return 0;
     std::fprintf(stderr, "there is no operation '%s' here\n", argv[2]);
   } catch (const Error& error) {

@@ -179,7 +179,7 @@ TEST(PvInteger, WeightsWithinHalfAStepAndSumsExact) {
   for (const int head_dim : kHeadDims) {
     for (const PlaneLayout& layout : layouts_for_integers(head_dim)) {
       const Page page(layout, random);
-      const int levels = (1 << layout.quant.bits) - 1, stride = head_dim + 1;
+      const int levels = (1 << layout.quant.level_bits()) - 1, stride = head_dim + 1;
       std::vector<float> p = normal_values(kMaxRows * (kPageSize + 1), random);
       for (float& weight : p) weight = std::exp(2 * weight - 8);
       // The largest sums that there can be, and a page that one token has to itself.

@@ -38,6 +38,8 @@ struct TransformParams {
 //   kSymmetric: scale = step(bits)·rms, step = the uniform step that is optimal for a Gaussian
 //               (0.9957, 0.5860, 0.3352), BF16;
 //               code = clamp(round_half_even(x/scale + levels/2), 0, levels).
+//   kTrellis:   2 bits only; scale = 0.5·rms, BF16; the codes of each sixteen channels are the path
+//               whose levels lie nearest to x/scale + 3.5 (trellis_search.h).
 // then ScaleFit replaces the stored scale by BF16(scale·fit), with x the *unclipped* row; a fit
 // that is not finite or ≤ 0 is dropped. Sums over a group run in eight lanes (lane = channel mod
 // 8), then ((0+4)+(2+6))+((1+5)+(3+7)). Rows holding NaN or Inf return false for the batch, and the

@@ -24,7 +24,10 @@ void count_tokens(benchmark::State& state, double tokens) {
                                        Counter::kIsRate | Counter::kInvert);
 }
 
+constexpr int kTrellis = 0;  // in place of bits
+
 PlaneLayout layout_of(int head_dim, int bits, ScaleFit fit = ScaleFit::kPlain) {
+  if (bits == kTrellis) return {head_dim, {2, head_dim, Codebook::kTrellis, fit}};
   return {head_dim, {bits, head_dim, Codebook::kSymmetric, fit}};
 }
 
@@ -223,8 +226,8 @@ void register_all() {
       const int heads = head_dim == 64 ? 3 : 6;
       const std::string h = d + "/heads" + std::to_string(heads);
       add(*set, "softmax_tile" + h, softmax_tile, head_dim, heads);
-      for (const int bits : {2, 3, 4}) {
-        const std::string b = "/bits" + std::to_string(bits);
+      for (const int bits : {2, 3, 4, kTrellis}) {
+        const std::string b = bits == kTrellis ? "/trellis" : "/bits" + std::to_string(bits);
         add(*set, "encode_rows" + d + b, encode_rows, head_dim, bits);
         add(*set, "decode_rows" + d + b, decode_rows, head_dim, bits);
         add(*set, "qk_codes" + h + b, qk_codes, head_dim, heads, bits);

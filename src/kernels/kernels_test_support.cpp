@@ -15,6 +15,12 @@ void name_sets_left_out() {
   }
 }
 
+const char* codebook_text(Codebook codebook) {
+  return codebook == Codebook::kAffine      ? " affine"
+         : codebook == Codebook::kSymmetric ? " symmetric"
+                                            : " trellis";
+}
+
 }  // namespace
 
 std::vector<const KernelSet*> runnable_sets() {
@@ -64,7 +70,9 @@ std::vector<PlaneLayout> all_layouts(int head_dim) {
   for (const int bits : {2, 3, 4}) {
     for (int group_size = 16; group_size <= head_dim; group_size += 16) {
       if (head_dim % group_size != 0) continue;
-      for (const Codebook codebook : {Codebook::kAffine, Codebook::kSymmetric}) {
+      for (const Codebook codebook :
+           {Codebook::kAffine, Codebook::kSymmetric, Codebook::kTrellis}) {
+        if (codebook == Codebook::kTrellis && bits != 2) continue;
         for (const ScaleFit fit :
              {ScaleFit::kPlain, ScaleFit::kUnbiased, ScaleFit::kLeastSquares}) {
           layouts.push_back({head_dim, {bits, group_size, codebook, fit}});
@@ -78,8 +86,7 @@ std::vector<PlaneLayout> all_layouts(int head_dim) {
 std::string describe(const PlaneLayout& layout) {
   const QuantSpec& quant = layout.quant;
   return "head_dim " + std::to_string(layout.head_dim) + " bits " + std::to_string(quant.bits) +
-         " group " + std::to_string(quant.group_size) +
-         (quant.codebook == Codebook::kAffine ? " affine" : " symmetric") + " fit " +
+         " group " + std::to_string(quant.group_size) + codebook_text(quant.codebook) + " fit " +
          std::to_string(static_cast<int>(quant.scale_fit));
 }
 

@@ -42,7 +42,7 @@ std::mt19937_64 seeded(std::uint64_t seed);
 
 std::vector<float> normal_values(std::size_t count, std::mt19937_64& random);
 
-// Every legal layout of a head size: bits 2, 3, 4, both codebooks, the scale fits, the group sizes
+// Every legal layout of a head size: bits 2, 3, 4, every codebook, the scale fits, the group sizes
 // that divide it.
 std::vector<PlaneLayout> all_layouts(int head_dim);
 std::string describe(const PlaneLayout& layout);

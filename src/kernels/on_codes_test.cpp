@@ -32,8 +32,8 @@ Decoded decode_page(const PlaneLayout& layout, const std::vector<std::uint8_t>& 
     for (const double x : reference::decode(row, layout)) page.values.push_back(x);
     for (int c = 0; c < layout.head_dim; ++c) {
       const auto group = static_cast<std::size_t>(c / layout.quant.group_size);
-      page.magnitudes.push_back(row.scales[group] *
-                                ((1 << layout.quant.bits) - 1 + std::abs(row.zeros[group])));
+      page.magnitudes.push_back(
+          row.scales[group] * ((1 << layout.quant.level_bits()) - 1 + std::abs(row.zeros[group])));
     }
   }
   return page;

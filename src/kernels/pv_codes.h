@@ -175,7 +175,8 @@ inline void pv_exact(const PvCodesParams& params) {
 }
 
 inline void pv_codes_generic(const PvCodesParams& params) {
-  switch (params.layout.quant.bits) {
+  switch (code_kind(params.layout.quant)) {
+    case kTrellisCodes: return pv_codes_of<kTrellisCodes>(params);
     case 2: return pv_codes_of<2>(params);
     case 3: return pv_codes_of<3>(params);
     case 4: return pv_codes_of<4>(params);

@@ -17,7 +17,7 @@ namespace {
 
 // Sixteen channels of four tokens: out[channel] = their codes in four bytes. low, third:
 // interleaved bytes of the rows, `third` being the one that holds channel 0's third bit (3 bits
-// only).
+// only). Trellis codes: those of the levels' low bits and of the codes.
 template <int bits>
 inline void unpack_value_unit(const std::uint32_t* low, const std::uint32_t* third,
                               std::uint8_t* out) {
@@ -33,7 +33,39 @@ inline void unpack_value_unit(const std::uint32_t* low, const std::uint32_t* thi
       const simd::U bit = (lane + static_cast<std::uint32_t>(c)) % 8u;
       codes |= ((simd::repeat_words<8>(third + c / 8) >> bit) & 0x01010101u) << 2;
     }
+    if constexpr (bits == kTrellisCodes) {
+      codes |= ((simd::repeat_words<4>(third + c / 4) >> shift) & 0x02020202u) << 1;
+    }
     simd::store_words(out + 4 * c, codes);
+  }
+}
+
+// Trellis codes of a page to tile[quad][channel], as unpack_values: the levels' low bits are taken
+// from whole words first, row by row.
+inline void unpack_trellis_values(const PlaneLayout& layout, const std::uint8_t* plane,
+                                  int num_quads, std::uint8_t* tile, Prefetcher& prefetcher) {
+  const std::int64_t row_bytes = layout.code_row_bytes(), num_bytes = 4 * num_quads * row_bytes;
+  // Whole vectors are read and written, and sixteen bytes of a row at a time: plane and copy hold
+  // as much (a page of codes is a multiple of 64 bytes, and scales follow).
+  alignas(64) std::uint8_t low_plane[kPageSize * kMaxHeadDim / 4 + 64];
+  for (std::int64_t at = 0; at < num_bytes; at += simd::kVectorBytes) {
+    simd::store_words(low_plane + at, trellis_low_bits(simd::load_words(plane + at)));
+  }
+  constexpr int kBytes = simd::kVectorBytes;
+  __builtin_memset(low_plane + (num_bytes + kBytes - 1) / kBytes * kBytes, 0, 16);
+  for (int quad = 0; quad < num_quads; ++quad) {
+    prefetcher.step();
+    const std::int64_t at = 4 * quad * row_bytes;
+    for (std::int64_t byte = 0; byte < row_bytes; byte += 16) {
+      alignas(64) std::uint32_t low[16], codes[16];
+      simd::interleave_bytes(low_plane + at + byte, row_bytes, low);
+      simd::interleave_bytes(plane + at + byte, row_bytes, codes);
+      const std::int64_t left = row_bytes - byte;
+      const int num_units = left < 16 ? static_cast<int>(left / 4) : 4;
+      for (int i = 0; i < num_units; ++i, tile += 4 * kUnit) {
+        unpack_value_unit<kTrellisCodes>(low + 4 * i, codes + 4 * i, tile);
+      }
+    }
   }
 }
 
@@ -144,12 +176,12 @@ inline void pv_integer_rows(const PvIntegerParams& params, int row, const std::u
 
 template <int bits>
 inline void pv_integer_of(const PvIntegerParams& params) {
-  constexpr int kChunk = steps_between_widenings((1 << bits) - 1, 255);
+  constexpr int kChunk = steps_between_widenings((1 << bits_of_levels(bits)) - 1, 255);
   alignas(64) std::uint8_t tile[kPageSize * kMaxHeadDim];
   const int num_quads = (params.num_tokens + 3) / 4;
   Prefetcher prefetcher(params.next_plane, params.layout.plane_bytes(), num_quads);
 #ifdef OSCAR_SIMD_SHIFTS_IN_LOOP
-  if constexpr (bits != 3) {
+  if constexpr (bits != 3 && bits != kTrellisCodes) {
     if (params.layout.quant.group_size % (8 / bits * simd::kWidth) == 0) {
       interleave_values(params.layout, params.plane, num_quads, tile, prefetcher);
       for_each_row_block<simd::kWeightRows>(params.num_rows, [&]<int num_rows>(int row) {
@@ -159,14 +191,19 @@ inline void pv_integer_of(const PvIntegerParams& params) {
     }
   }
 #endif
-  unpack_values<bits>(params.layout, params.plane, num_quads, tile, prefetcher);
+  if constexpr (bits == kTrellisCodes) {
+    unpack_trellis_values(params.layout, params.plane, num_quads, tile, prefetcher);
+  } else {
+    unpack_values<bits>(params.layout, params.plane, num_quads, tile, prefetcher);
+  }
   for_each_row_block<simd::kWeightRows>(params.num_rows, [&]<int num_rows>(int row) {
     pv_integer_rows<num_rows>(params, row, tile, kChunk);
   });
 }
 
 inline void pv_integer_generic(const PvIntegerParams& params) {
-  switch (params.layout.quant.bits) {
+  switch (code_kind(params.layout.quant)) {
+    case kTrellisCodes: return pv_integer_of<kTrellisCodes>(params);
     case 2: return pv_integer_of<2>(params);
     case 3: return pv_integer_of<3>(params);
     default: return pv_integer_of<4>(params);

@@ -18,7 +18,7 @@ namespace {
 // bits.
 template <int bits, int num_vectors>
 struct CodeColumns {
-  static constexpr int kLowBits = bits == 4 ? 4 : 2;
+  static constexpr int kLowBits = bits_of_plane(bits);
   static constexpr int kChannelsPerWord = 32 / kLowBits;
   static constexpr int kMaxWords = kMaxHeadDim / kChannelsPerWord;
   simd::U low[kMaxWords][num_vectors];
@@ -60,6 +60,10 @@ inline void dot_word(const float* q, std::int64_t q_stride,
     if constexpr (bits == 3) {
       third[v] = columns.third[channel / 32][v] >> static_cast<std::uint32_t>(channel % 32);
     }
+    if constexpr (bits == kTrellisCodes) {
+      third[v] = low[v];
+      low[v] = trellis_low_bits(low[v]);
+    }
   }
 #pragma GCC unroll 16
   for (int i = 0; i < Columns::kChannelsPerWord; ++i) {
@@ -71,8 +75,12 @@ inline void dot_word(const float* q, std::int64_t q_stride,
         index = (index & 3u) | (third[v] << 2);
         third[v] >>= 1;
       }
+      if constexpr (bits == kTrellisCodes) {
+        index = (index & 3u) | (third[v] & 2u) << 1;
+        third[v] >>= 2;
+      }
       low[v] >>= static_cast<std::uint32_t>(Columns::kLowBits);
-      codes[v] = simd::low_bits_to_float<bits>(index);
+      codes[v] = simd::low_bits_to_float<bits_of_levels(bits)>(index);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < num_rows; ++r) {
@@ -195,7 +203,8 @@ inline void qk_exact(const QkCodesParams& params) {
 }
 
 inline void qk_codes_generic(const QkCodesParams& params) {
-  switch (params.layout.quant.bits) {
+  switch (code_kind(params.layout.quant)) {
+    case kTrellisCodes: return qk_codes_of<kTrellisCodes>(params);
     case 2: return qk_codes_of<2>(params);
     case 3: return qk_codes_of<3>(params);
     case 4: return qk_codes_of<4>(params);

@@ -32,13 +32,20 @@ inline simd::U spread_nibbles(simd::U half) {
 // kStepBytes apart from `out` on.
 template <int bits>
 inline std::uint8_t* unpack_key_word(simd::U low, simd::U third, std::uint8_t* out) {
-  constexpr int kLowBits = bits == 4 ? 4 : 2;
+  constexpr int kLowBits = bits_of_plane(bits);
   constexpr std::uint32_t kMask = bits == 4 ? 0x0f0f0f0fu : 0x03030303u;
   if constexpr (bits == 3) third = spread_nibbles(third) << 2;
+  if constexpr (bits == kTrellisCodes) {
+    third = low;
+    low = trellis_low_bits(low);
+  }
 #pragma GCC unroll 4
   for (int p = 0; p < 8 / kLowBits; ++p) {
     simd::U codes = (low >> static_cast<std::uint32_t>(kLowBits * p)) & kMask;
     if constexpr (bits == 3) codes |= (third >> static_cast<std::uint32_t>(p)) & 0x04040404u;
+    if constexpr (bits == kTrellisCodes) {
+      codes |= ((third >> static_cast<std::uint32_t>(2 * p)) & 0x02020202u) << 1;
+    }
     simd::store_words(out, codes);
     out += kStepBytes;
   }
@@ -51,7 +58,7 @@ template <int bits>
 inline void unpack_keys(const PlaneLayout& layout, const std::uint8_t* plane, int num_blocks,
                         std::uint8_t* tile, Prefetcher& prefetcher) {
   const std::int64_t row_bytes = layout.code_row_bytes();
-  const int num_words = layout.head_dim * (bits == 4 ? 4 : 2) / 32;
+  const int num_words = layout.head_dim * bits_of_plane(bits) / 32;
   for (int block = 0; block < num_blocks; ++block) {
     const std::uint8_t* const rows = plane + block * simd::kWidth * row_bytes;
     std::uint8_t* out = tile + block * simd::kVectorBytes;
@@ -173,7 +180,7 @@ inline void qk_integer_rows(const QkIntegerParams& params, int row, const std::u
   const std::uint8_t* scales = params.plane + layout.scales_offset();
   const std::uint8_t* zeros = params.plane + layout.zeros_offset();
   const bool is_affine = layout.quant.codebook == Codebook::kAffine;
-  const float centre_of_code = centre(layout.quant.bits);
+  const float centre_of_code = centre(code_kind(layout.quant));
   const float* q_scales = params.q_scales + std::int64_t{row} * num_groups;
   const float* q_sums = params.q_sums + std::int64_t{row} * num_groups;
   for (int token = 0; token < params.num_tokens; token += kVectors * simd::kWidth) {
@@ -219,7 +226,7 @@ inline void qk_integer_rows(const QkIntegerParams& params, int row, const std::u
 
 template <typename Source, int bits>
 inline void qk_integer_rows_of(const QkIntegerParams& params, const std::uint8_t* tile) {
-  constexpr int kChunk = steps_between_widenings((1 << bits) - 1, 128);
+  constexpr int kChunk = steps_between_widenings((1 << bits_of_levels(bits)) - 1, 128);
   static_assert(kChunk % Source::kSteps == 0);
   for_each_row_block<simd::kByteRows>(params.num_rows, [&]<int num_rows>(int row) {
     qk_integer_rows<Source, num_rows>(params, row, tile, kChunk);
@@ -235,7 +242,7 @@ inline void qk_integer_of(const QkIntegerParams& params) {
                          (kMostVectors * simd::kWidth) * kMostVectors;
   Prefetcher prefetcher(params.next_plane, params.layout.plane_bytes(),
                         num_blocks * ((params.layout.head_dim + 63) / 64) * (bits == 4 ? 2 : 1));
-  if constexpr (kShiftsInLoop && bits != 3) {
+  if constexpr (kShiftsInLoop && bits != 3 && bits != kTrellisCodes) {
     transpose_key_words<bits>(params.layout, params.plane, num_blocks, tile, prefetcher);
     qk_integer_rows_of<KeyWords<bits>, bits>(params, tile);
   } else {
@@ -245,7 +252,8 @@ inline void qk_integer_of(const QkIntegerParams& params) {
 }
 
 inline void qk_integer_generic(const QkIntegerParams& params) {
-  switch (params.layout.quant.bits) {
+  switch (code_kind(params.layout.quant)) {
+    case kTrellisCodes: return qk_integer_of<kTrellisCodes>(params);
     case 2: return qk_integer_of<2>(params);
     case 3: return qk_integer_of<3>(params);
     default: return qk_integer_of<4>(params);

@@ -39,7 +39,7 @@ struct RoundedWeights {
     for (int r = 0; r < num_rows; ++r) {
       round_row(scaled[r], inverse[r], high[r], low[r]);
       offset[r] = step[r] * (is_affine ? sum_with(scaled[r], zeros)
-                                       : centre(layout.quant.bits) * sum(scaled[r]));
+                                       : centre(code_kind(layout.quant)) * sum(scaled[r]));
     }
   }
 

@@ -15,7 +15,8 @@
 namespace oscar::reference {
 
 // One token of a plane. Scales and zero points hold BF16 values; zero points of the symmetric
-// codebook are (2^bits − 1)/2.
+// codebook are (2^bits − 1)/2. Trellis codes: codes are the levels that they stand for, the zero
+// point is 3.5.
 struct Row {
   std::vector<int> codes;             // [head_dim]
   std::vector<double> scales, zeros;  // [num_groups]
@@ -44,6 +45,15 @@ struct GroupScale {
 };
 GroupScale choose_scale(std::span<const double> clipped, int bits, Codebook codebook);
 std::vector<int> choose_codes(std::span<const double> clipped, GroupScale group, int bits);
+
+// Levels of trellis codes, sixteen channels a word (format/trellis.h), from each channel's u and a;
+// and the channels' u of levels that a word can have.
+std::vector<int> trellis_levels(std::span<const int> u, std::span<const int> a);
+// Σ (x/scale + 3.5 − level)² of a word, and the least that any of its paths has.
+double trellis_cost(std::span<const double> clipped, double scale, std::span<const int> levels);
+double least_trellis_cost(std::span<const double> clipped, double scale);
+// Levels of the path that has it.
+std::vector<int> choose_trellis_levels(std::span<const double> clipped, double scale);
 // What ScaleFit makes of the scale; `exact` is the unclipped group.
 double fit_scale(std::span<const float> exact, std::span<const int> codes, GroupScale group,
                  ScaleFit fit);

@@ -47,7 +47,10 @@ def encode_group(exact, x, bits, codebook, fit):
         scale = bf16(STEPS[bits] * np.sqrt(lane_sum(x * x) / F(len(x))))
     levels = x / (scale if scale != 0 else F(1)) + zero
     codes = np.rint(np.clip(levels, F(0), top))
-    decoded = scale * (codes - zero)
+    return codes.astype(int), fitted(exact, scale * (codes - zero), scale, fit), zero
+
+
+def fitted(exact, decoded, scale, fit):
     if fit == "unbiased":
         factor = lane_sum(exact * exact) / lane_sum(exact * decoded)
     elif fit == "least-squares":
@@ -56,7 +59,38 @@ def encode_group(exact, x, bits, codebook, fit):
         factor = F(1)
     if np.isfinite(factor) and factor > 0:
         scale = bf16(scale * factor)
-    return codes.astype(int), scale, zero
+    return scale
+
+
+def search_word(v):
+    """The codes of sixteen channels at positions v: the cheapest of all 2^16 closed paths."""
+    path = np.arange(2**16)
+    u = [(path >> t) & 1 for t in range(16)]
+    cost = np.zeros(2**16, F)
+    for t in range(16):
+        low = (2 * (u[t] ^ u[t - 2]) + u[t - 1]).astype(F)
+        near, far = v[t] - low, v[t] - (low + F(4))
+        cost = cost + np.minimum(near * near, far * far)
+    # Of equal costs: the first start (u_15, then u_14), then 0 for u_13, u_12, ...
+    best = np.flatnonzero(cost == cost.min())
+    rank = sum(u[t][best] << t for t in range(14)) + (u[15][best] << 14) + (u[14][best] << 15)
+    word = best[np.argmin(rank)]
+    bits = [int(word >> t) & 1 for t in range(16)]
+    lows = [2 * (bits[t] ^ bits[t - 2]) + bits[t - 1] for t in range(16)]
+    upper = [int(v[t] > lows[t] + 2) for t in range(16)]
+    codes = [2 * a + b for a, b in zip(upper, bits, strict=True)]
+    return codes, [4 * a + low for a, low in zip(upper, lows, strict=True)]
+
+
+def encode_trellis_group(exact, x, fit):
+    scale = bf16(F(0.5) * np.sqrt(lane_sum(x * x) / F(len(x))))
+    positions = x / (scale if scale != 0 else F(1)) + F(3.5)
+    codes, levels = [], []
+    for first in range(0, len(x), 16):
+        c, lv = search_word(positions[first : first + 16])
+        codes += c
+        levels += lv
+    return np.array(codes), fitted(exact, scale * (np.array(levels, F) - F(3.5)), scale, fit), F(0)
 
 
 def pack(codes, bits):
@@ -78,7 +112,10 @@ def encode(row, bits, group, codebook, fit, clip):
     codes, scales, zeros = [], "", ""
     for first in range(0, len(row), group):
         part = slice(first, first + group)
-        c, scale, zero = encode_group(row[part], clipped[part], bits, codebook, fit)
+        if codebook == "trellis":
+            c, scale, zero = encode_trellis_group(row[part], clipped[part], fit)
+        else:
+            c, scale, zero = encode_group(row[part], clipped[part], bits, codebook, fit)
         codes.extend(c)
         scales += f"{bf16_bits(scale):04x}"
         zeros += f"{bf16_bits(zero):04x}"
@@ -98,7 +135,7 @@ def main():
     for name, row in rows.items():
         print("row", name, "".join(f"{int(v):08x}" for v in row.view(np.uint32)))
     for bits in (2, 3, 4):
-        for codebook in ("affine", "symmetric"):
+        for codebook in ("affine", "symmetric", "trellis")[: 3 if bits == 2 else 2]:
             for fit in ("plain", "unbiased", "least-squares"):
                 for i, name in enumerate(rows):
                     clip = F((1, 0.96, 0.9)[(i + bits) % 3])
