@@ -90,6 +90,7 @@ typedef struct oscar_model {
  *   - group=N: channels that share a scale
  *   - no-u, no-p, no-hadamard, no-clip, no-mean: leave a part out
  *   - unbiased: the unbiased key scale
+ *   - trellis: trellis codes, of 2-bit sides without zero points
  *   - float: attention on codes in single precision, not in integers
  *
  * model: required for a METHOD. For a FILE it may be NULL; otherwise the file must be for this

@@ -74,8 +74,9 @@ void read_block(const std::uint8_t* in, int bits, float* values) {
 }
 
 std::string describe_quant(std::uint16_t quant) {
-  return std::to_string(quant & 31) + " bits in groups of " + std::to_string((quant >> 8) * 16) +
-         " (levels " + std::to_string(quant >> 5 & 1) + ", scale " +
+  return std::to_string(quant & 31) + " bits in groups of " +
+         std::to_string((quant >> 8 & 31) * 16) + " (levels " +
+         std::to_string((quant >> 5 & 1) | (quant >> 13 & 1) << 1) + ", scale " +
          std::to_string(quant >> 6 & 3) + ")";
 }
 
@@ -120,7 +121,8 @@ std::string difference(std::span<const std::uint8_t> row, const StateRowHeader& 
 }  // namespace
 
 std::uint16_t pack_quant(const QuantSpec& quant) {
-  return static_cast<std::uint16_t>(quant.bits | static_cast<int>(quant.codebook) << 5 |
+  const int codebook = static_cast<int>(quant.codebook);
+  return static_cast<std::uint16_t>(quant.bits | (codebook & 1) << 5 | codebook >> 1 << 13 |
                                     static_cast<int>(quant.scale_fit) << 6 |
                                     quant.group_size / 16 << 8);
 }

@@ -125,6 +125,13 @@ TEST(StateRow, RefusalNamesTheFieldThatDiffers) {
               h->quant = pack_quant({3, 64, Codebook::kAffine});
             }).find("2 bits in groups of 64"),
             std::string::npos);
+  // Codebooks, scale fits and groups have bits of their own.
+  EXPECT_NE(reason_with([](H* h) {
+              h->quant = pack_quant({2, 64, Codebook::kTrellis, ScaleFit::kPlain});
+            }).find("levels 0"),
+            std::string::npos);
+  EXPECT_NE(pack_quant({2, 64, Codebook::kTrellis, ScaleFit::kPlain}),
+            pack_quant({2, 64, Codebook::kAffine, ScaleFit::kUnbiased}));
   EXPECT_NE(reason_with([](H* h) {
               h->shape = pack_shape(2, 128);
             }).find("3 KV heads of 64, of this cache 2 KV heads of 128"),

@@ -139,6 +139,15 @@ Artefact fit_means(const Statistics& statistics, const std::vector<LayerInput>& 
   return artefact;
 }
 
+void use_trellis(Recipe* recipe) {
+  if (recipe->k_quant.codebook == Codebook::kAffine || !has_fit_variants(recipe->method)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string("trellis: ") + method_name(recipe->method) +
+                    " has no levels symmetric about zero; legal: oscar-plus");
+  }
+  recipe->k_quant.codebook = recipe->v_quant.codebook = Codebook::kTrellis;
+}
+
 }  // namespace
 
 Artefact fit(const Statistics& statistics, const ModelFingerprint& model,
@@ -159,6 +168,7 @@ Artefact fit(const Statistics& statistics, const ModelFingerprint& model,
   }
   Recipe recipe = recipe_for(options.method, options.variant, k_dims, v_dims);
   recipe.with_losses = options.with_losses;
+  if (options.trellis) use_trellis(&recipe);
   const auto tables = rope_tables(statistics);
   const std::vector<LayerInput> inputs = layer_inputs(statistics, tables);
 

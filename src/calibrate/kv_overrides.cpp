@@ -102,6 +102,41 @@ void drop_means(Artefact* artefact) {
   }
 }
 
+// Clips were fitted for four levels: rows of trellis codes are not clipped, unless their own fit
+// says so.
+void use_trellis(Artefact* artefact) {
+  const methods::Definition& definition = methods::definition(artefact->method);
+  const std::string name = method_name(artefact->method);
+  if (!definition.packed()) {
+    refuse("trellis: " + name + " has a layout of its own; leave the option out");
+  }
+  if (artefact->k_quant.codebook == Codebook::kAffine ||
+      artefact->v_quant.codebook == Codebook::kAffine) {
+    refuse("trellis: " + name +
+           " stores zero points, and trellis codes have none; use oscar-plus or an artefact of it");
+  }
+  for (ArtefactLayer& layer : artefact->layers) {
+    if (artefact->k_quant.codebook != Codebook::kTrellis) layer.k_clip[clip_index(2)].clear();
+    if (artefact->v_quant.codebook != Codebook::kTrellis) layer.v_clip[clip_index(2)].clear();
+  }
+  artefact->k_quant.codebook = artefact->v_quant.codebook = Codebook::kTrellis;
+}
+
+void check_trellis(const Artefact& artefact) {
+  const auto check = [](const char* side, const QuantSpec& quant, const std::string& where) {
+    if (quant.codebook != Codebook::kTrellis || quant.bits == 2 || quant.bits == 16) return;
+    refuse("trellis: " + where + side + " have " + std::to_string(quant.bits) +
+           " bits, and trellis codes have 2; use k2v2, or leave trellis out");
+  };
+  check("keys", artefact.k_quant, "");
+  check("values", artefact.v_quant, "");
+  for (const ArtefactLayer& layer : artefact.layers) {
+    const std::string where = "layer " + std::to_string(layer.layer) + "'s ";
+    check("keys", key_quant(artefact, layer), where);
+    check("values", value_quant(artefact, layer), where);
+  }
+}
+
 }  // namespace
 
 void apply_kv_spec(const KvSpec& spec, Artefact* artefact) {
@@ -119,6 +154,8 @@ void apply_kv_spec(const KvSpec& spec, Artefact* artefact) {
   if (spec.no_hadamard) drop_hadamard(artefact);
   if (spec.no_clip) drop_clip(artefact);
   if (spec.no_mean) drop_means(artefact);
+  if (spec.trellis) use_trellis(artefact);
+  check_trellis(*artefact);
   methods::check(artefact->method, *artefact);
   if (spec.unbiased) {
     if (!methods::definition(artefact->method).packed()) {

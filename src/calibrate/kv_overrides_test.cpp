@@ -107,6 +107,37 @@ TEST(KvOverrides, ABudgetIsSpentByTheLosses) {
   EXPECT_NE(refusal("a.safetensors:bits=2.1", artefact).find("at least 2.25"), std::string::npos);
 }
 
+TEST(KvOverrides, TrellisCodesOfTwoBitsWithoutZeroPoints) {
+  Artefact artefact = calibrated(Method::kOscarPlus);
+  ASSERT_FALSE(artefact.layers[0].k_clip[clip_index(2)].empty());
+  const auto k3_clip = artefact.layers[0].k_clip[clip_index(3)];
+  apply_kv_spec(parse_kv_spec("oscar-plus:trellis"), &artefact);
+  EXPECT_EQ(artefact.k_quant.codebook, Codebook::kTrellis);
+  EXPECT_EQ(artefact.v_quant.codebook, Codebook::kTrellis);
+  EXPECT_EQ(artefact.k_quant.scale_fit, ScaleFit::kUnbiased);
+  // Clips of four levels are none of eight.
+  EXPECT_TRUE(artefact.layers[0].k_clip[clip_index(2)].empty());
+  EXPECT_TRUE(artefact.layers[0].v_clip[clip_index(2)].empty());
+  EXPECT_EQ(artefact.layers[0].k_clip[clip_index(3)], k3_clip);
+  EXPECT_NE(refusal("a.safetensors:k3v2", artefact).find("trellis: keys have 3 bits"),
+            std::string::npos);
+  EXPECT_EQ(refusal("a.safetensors:k16v2", artefact), "");
+}
+
+TEST(KvOverrides, TrellisIsRefusedWhereItDoesNotFit) {
+  const Artefact plus = make_uncalibrated(Method::kOscarPlus, {}, {layer_of(0, 64, 64)});
+  EXPECT_NE(refusal("oscar-plus:k2v4,trellis", plus).find("values have 4 bits"), std::string::npos);
+  EXPECT_NE(refusal("quarot:trellis", quarot()).find("quarot stores zero points"),
+            std::string::npos);
+  const Artefact kivi = make_data_free(Method::kKivi, {}, {layer_of(0, 64, 64)});
+  EXPECT_NE(refusal("kivi:trellis", kivi).find("kivi has a layout of its own"), std::string::npos);
+  Artefact by_layer = plus;
+  by_layer.layers[0].k_bits = 3;
+  by_layer.layers[0].v_bits = 2;
+  EXPECT_NE(refusal("a.safetensors:trellis", by_layer).find("layer 0's keys have 3 bits"),
+            std::string::npos);
+}
+
 TEST(KvOverrides, DefaultGroupShrinksToTheHeads) {
   Artefact artefact = make_data_free(Method::kNaive, {}, {layer_of(0, 96, 64)});
   artefact.k_quant.group_size = artefact.v_quant.group_size = 128;

@@ -55,6 +55,8 @@ struct HeadFit {
 
 PlaneLayout layout_of(QuantSpec quant, int bits, int head_dim) {
   quant.bits = bits;
+  // Other widths of a method with trellis codes are what they are without.
+  if (quant.codebook == Codebook::kTrellis && bits != 2) quant.codebook = Codebook::kSymmetric;
   const PlaneLayout layout{head_dim, quant};
   layout.validate();
   return layout;

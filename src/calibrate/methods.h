@@ -15,6 +15,7 @@ namespace oscar::calibrate {
 struct FitOptions {
   Method method = Method::kOscarPlus;
   FitVariant variant = {};   // what an ablation changes
+  bool trellis = false;      // trellis codes, 2 bits; of methods without zero points
   bool with_losses = false;  // also what every layer loses at 2, 3 and 4 bits, for a bit budget
   int num_threads = 1;
   // Called from worker threads, one at a time; false stops with Error(kInterrupted).
@@ -53,7 +54,7 @@ struct DefaultQuants {
 DefaultQuants default_quants(Method method, const std::vector<int>& k_dims,
                              const std::vector<int>& v_dims);
 
-// Applies the spec's overrides (bits, group, leave-outs, unbiased). no_hadamard needs
+// Applies the spec's overrides (bits, group, leave-outs, trellis, unbiased). no_hadamard needs
 // artefact.hadamard; removing H keeps the eigenbasis: R·(H·P)ᵀ. group_size is clamped to the
 // largest legal divisor of the head size, never silently above what was asked: a `group=N` that
 // does not divide every head size is refused. Throws Error(kInvalidArgument) where an option does

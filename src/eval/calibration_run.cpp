@@ -249,6 +249,7 @@ CalibrationResult Calibration::fit(Method method, const calibrate::FitVariant& v
   calibrate::FitOptions fit_options;
   fit_options.method = method;
   fit_options.variant = variant;
+  fit_options.trellis = options_.trellis;
   fit_options.with_losses = bit_budget > 0;
   fit_options.num_threads = workbench_->num_threads();
   fit_options.progress = [&](int done, int total) {

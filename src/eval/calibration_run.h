@@ -24,6 +24,7 @@ inline constexpr double kLargeMeanKey = 8.0;
 struct CalibrationOptions {
   Method method = Method::kOscarPlus;
   calibrate::FitVariant variant = {};  // what an ablation changes
+  bool trellis = false;                // trellis codes; without bit_budget
   std::int64_t num_tokens = kDefaultCalibrationTokens;
   std::uint64_t seed = 1;
   // Stored bits a value that are spent over layers, keys and values by measured sensitivity, on

@@ -18,7 +18,7 @@ using nlohmann::json;
 constexpr const char* kFormat = "oscar-artefact";
 constexpr const char* kBasis = "after_rope";
 constexpr const char* kConvention = "rotated = raw * R";
-constexpr std::array kCodebooks = {"affine", "symmetric"};
+constexpr std::array kCodebooks = {"affine", "symmetric", "trellis"};
 constexpr std::array kScaleFits = {"plain", "unbiased", "least_squares"};
 constexpr std::array kPairings = {"half_split", "interleaved"};
 constexpr std::array kBooleans = {"false", "true"};

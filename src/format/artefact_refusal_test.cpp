@@ -133,8 +133,10 @@ TEST_F(ArtefactRefusal, QuantFields) {
   metadata_refused("k_quant", changed("k_quant", "\"bits\":3", "\"bits\":5"),
                    {"k_quant", "bits 5", "2, 3, 4, 16"}, ErrorCode::kUnsupported);
   metadata_refused("v_quant", changed("v_quant", "128", "40"), {"v_quant", "group_size 40"});
-  metadata_refused("v_quant", changed("v_quant", "affine", "trellis"),
-                   {"codebook", "'trellis'", "affine, symmetric"});
+  metadata_refused("v_quant", changed("v_quant", "affine", "lattice"),
+                   {"codebook", "'lattice'", "affine, symmetric, trellis"});
+  metadata_refused("k_quant", changed("k_quant", "symmetric", "trellis"),
+                   {"k_quant", "trellis codes have 2 bits", "3"}, ErrorCode::kUnsupported);
   metadata_refused("v_quant", changed("v_quant", "least_squares", "best"),
                    {"scale_fit", "'best'", "plain, unbiased, least_squares"});
 }

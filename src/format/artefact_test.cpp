@@ -117,6 +117,16 @@ TEST(Artefact, OptionalPartsAreKept) {
   EXPECT_EQ(value_quant(plain, plain.layers[1]), plain.v_quant);
 }
 
+TEST(Artefact, TrellisCodesAreKept) {
+  Artefact artefact = test_artefact();
+  artefact.k_quant = {2, 32, Codebook::kTrellis, ScaleFit::kUnbiased};
+  artefact.v_quant.codebook = Codebook::kTrellis;
+  const Artefact again = EditableFile(artefact).parse();
+  expect_equal(again, artefact);
+  EXPECT_EQ(again.k_quant, artefact.k_quant);
+  EXPECT_EQ(again.v_quant.codebook, Codebook::kTrellis);
+}
+
 TEST(Artefact, ShapesOfKAndVMayDiffer) {
   Artefact artefact = test_artefact();
   artefact.model.head_dim_v = 48;

@@ -18,7 +18,7 @@ constexpr const char* kOptionList =
     "k2v2 (bits 2, 3, 4, 16), bits=2.5, sink=N, recent=N, group=N, no-u, no-p, no-hadamard, "
     "no-clip, "
     "no-mean, "
-    "unbiased, float";
+    "unbiased, trellis, float";
 
 class Parser {
  public:
@@ -129,6 +129,7 @@ class Parser {
     if (name == "no-clip") return &spec_.no_clip;
     if (name == "no-mean") return &spec_.no_mean;
     if (name == "unbiased") return &spec_.unbiased;
+    if (name == "trellis") return &spec_.trellis;
     if (name == "float") return &spec_.force_float;
     return nullptr;
   }

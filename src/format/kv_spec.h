@@ -7,6 +7,7 @@
 //   group=N                      channels a scale
 //   no-u no-p no-hadamard no-clip no-mean  leave a part out
 //   unbiased                     unbiased key scale
+//   trellis                      trellis codes, of 2-bit sides without zero points
 //   float                        attend codes in single precision
 #pragma once
 
@@ -35,6 +36,7 @@ struct KvSpec {
   int recent_tokens = kDefaultRecentTokens;
   bool no_eigenbasis = false, no_permutation = false;  // no-u, no-p
   bool no_hadamard = false, no_clip = false, no_mean = false, unbiased = false, force_float = false;
+  bool trellis = false;
 
   // Takes back the options that leave a part of the transforms, clips or means out.
   void keep_all_parts() {

@@ -43,14 +43,14 @@ TEST(KvSpec, MethodsAndDefaults) {
     EXPECT_EQ(spec.sink_tokens, 64);
     EXPECT_EQ(spec.recent_tokens, 256);
     EXPECT_FALSE(spec.no_eigenbasis || spec.no_permutation || spec.no_hadamard || spec.no_clip ||
-                 spec.no_mean || spec.unbiased || spec.force_float);
+                 spec.no_mean || spec.unbiased || spec.trellis || spec.force_float);
   }
 }
 
 TEST(KvSpec, EveryOption) {
   const std::string text =
       "oscar-plus:k3v2,sink=0,recent=512,group=64,no-u,no-p,no-hadamard,no-clip,no-mean,unbiased,"
-      "float";
+      "trellis,float";
   const KvSpec spec = parse_kv_spec(text);
   EXPECT_EQ(spec.text, text);
   EXPECT_EQ(spec.method, Method::kOscarPlus);
@@ -60,7 +60,7 @@ TEST(KvSpec, EveryOption) {
   EXPECT_EQ(spec.recent_tokens, 512);
   EXPECT_EQ(spec.group_size, 64);
   EXPECT_TRUE(spec.no_eigenbasis && spec.no_permutation && spec.no_hadamard && spec.no_clip &&
-              spec.no_mean && spec.unbiased && spec.force_float);
+              spec.no_mean && spec.unbiased && spec.trellis && spec.force_float);
 }
 
 TEST(KvSpec, OneOptionAtATime) {

@@ -8,9 +8,15 @@
 namespace oscar::tool {
 namespace {
 
+const char* codebook_name(Codebook codebook) {
+  return codebook == Codebook::kAffine      ? "affine"
+         : codebook == Codebook::kSymmetric ? "symmetric"
+                                            : "trellis";
+}
+
 std::string quant_text(const QuantSpec& quant) {
   if (quant.bits == 16) return "16 bits, exact";
-  const char* codebook = quant.codebook == Codebook::kAffine ? "affine" : "symmetric";
+  const char* codebook = codebook_name(quant.codebook);
   const char* fit = quant.scale_fit == ScaleFit::kUnbiased       ? ", unbiased scale"
                     : quant.scale_fit == ScaleFit::kLeastSquares ? ", least-squares scale"
                                                                  : "";
@@ -146,7 +152,7 @@ Json artefact_json(const Artefact& artefact) {
   const auto quant_json = [](const QuantSpec& quant) {
     return Json{{"bits", quant.bits},
                 {"group_size", quant.group_size},
-                {"codebook", quant.codebook == Codebook::kAffine ? "affine" : "symmetric"},
+                {"codebook", codebook_name(quant.codebook)},
                 {"text", quant_text(quant)}};
   };
   const ModelFingerprint& model = artefact.model;

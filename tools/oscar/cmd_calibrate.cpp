@@ -24,6 +24,7 @@ struct CalibrateCommand {
   std::string method = method_name(Method::kOscarPlus);
   std::uint64_t seed = 1;
   std::optional<std::string> ablation;
+  bool trellis = false;
   double bits = 0;
   std::string output;
 };
@@ -41,6 +42,14 @@ void run_calibrate(const CalibrateCommand& command) {
   const calibrate::FitVariant variant =
       command.ablation ? calibrate::parse_fit_variant(*command.ablation) : calibrate::FitVariant{};
   calibrate::check_fit_variant(variant, method);
+  if (command.trellis && (method != Method::kOscarPlus || command.bits > 0)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                command.bits > 0 ? "--trellis: trellis codes have 2 bits in every layer; leave out "
+                                   "--bits or --trellis"
+                                 : "--trellis: " + command.method +
+                                       " stores zero points, and trellis codes have none; use "
+                                       "--method oscar-plus");
+  }
   if (command.bits > 0 && command.tokens < eval::kMinCalibrationTokens + eval::kSensitivityTokens) {
     throw Error(ErrorCode::kInvalidArgument,
                 "--tokens " + std::to_string(command.tokens) + ": with --bits at least " +
@@ -62,6 +71,7 @@ void run_calibrate(const CalibrateCommand& command) {
   eval::CalibrationOptions options;
   options.method = method;
   options.variant = variant;
+  options.trellis = command.trellis;
   options.bit_budget = command.bits;
   options.num_tokens = command.tokens;
   options.seed = command.seed;
@@ -114,6 +124,8 @@ void add_calibrate(CLI::App* program) {
                       " tokens held out; takes two short passes a layer")
       ->check(CLI::Range(kMinBitBudget, kMaxBitBudget))
       ->check(finite);
+  app->add_flag("--trellis", command->trellis,
+                "trellis codes: less error in the same bits, more work when a token is stored");
   app->add_option("--ablation", command->ablation,
                   "leave parts out, comma-separated: no-u (H·P in place of U·H·P), no-p (no bit "
                   "reversal), target=raw (U of KᵀK and VᵀV), per-layer (one U for all KV heads)");

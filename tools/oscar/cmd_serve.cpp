@@ -109,6 +109,7 @@ std::string options_of(const KvSpec& spec) {
   add(spec.no_clip, "no-clip");
   add(spec.no_mean, "no-mean");
   add(spec.unbiased, "unbiased");
+  add(spec.trellis, "trellis");
   return text.empty() ? "none" : text;
 }
 

@@ -125,7 +125,7 @@ void add_kv_option(CLI::App* app, std::vector<std::string>* specs) {
              "an artefact FILE; then ':' and options: k2v2 k3v2 … (bits 2, 3, 4, 16), bits=2.5 "
              "(spent by layer, of a FILE calibrated with --bits), sink=N "
              "recent=N (exact tokens; 64, 256), group=N, no-u, no-p, no-hadamard, no-clip, "
-             "no-mean, unbiased, float. Repeat it to compare; \"all\": every method")
+             "no-mean, unbiased, trellis, float. Repeat it to compare; \"all\": every method")
       ->allow_extra_args(false);
 }
 
