@@ -41,6 +41,10 @@ void drop_layer_bits(Artefact* artefact) {
 
 void set_group(int group_size, Artefact* artefact) {
   const methods::Definition& definition = methods::definition(artefact->method);
+  if (definition.whole_rows) {
+    refuse("group=" + std::to_string(group_size) + ": " + method_name(artefact->method) +
+           " has one norm for a row; leave the option out");
+  }
   if (!definition.token_groups.empty()) {
     // Tokens for the keys; as many channels at most for the values, where the method says so.
     artefact->k_quant.group_size = group_size;

@@ -92,6 +92,11 @@ TEST(KvOverrides, SetBitsGroupAndScale) {
   EXPECT_EQ(artefact.v_quant.scale_fit, ScaleFit::kPlain);
 }
 
+TEST(KvOverrides, AGroupOfWholeRowsIsRefused) {
+  const Artefact turbo = make_data_free(Method::kTurboquant, {}, {layer_of(0, 64, 64)});
+  EXPECT_NE(refusal("turboquant:group=16", turbo).find("leave the option out"), std::string::npos);
+}
+
 TEST(KvOverrides, ABudgetIsSpentByTheLosses) {
   Artefact artefact = make_uncalibrated(Method::kOscarPlus, {}, {layer_of(0, 64, 64)});
   EXPECT_NE(refusal("a.safetensors:bits=2.75", artefact).find("no losses"), std::string::npos);

@@ -17,6 +17,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::int64_t kMaxLayers = 1024, kMaxWidth = 1 << 20;
+constexpr std::size_t kShownBytes = 4;
 
 // model_type: llama.cpp's name, where the rule of the windows hangs on it.
 const std::map<std::string, std::string> kLlamaNames = {
@@ -75,7 +76,25 @@ class Config {
   bool root_flag(const char* name) const {
     return root_.contains(name) && root_[name].is_boolean() && root_[name].get<bool>();
   }
-  const std::string& path() const { return path_; }
+  // The classes that `architectures` names, where none of them generates text; else empty. A class
+  // is a language model by its name: …ForCausalLM, …LMHeadModel, …ForConditionalGeneration.
+  std::string architectures_without_cache() const {
+    if (!root_.contains("architectures") || !root_["architectures"].is_array()) return "";
+    std::string names;
+    for (const Json& entry : root_["architectures"]) {
+      if (!entry.is_string()) continue;
+      const auto name = entry.get<std::string>();
+      for (const char* part : {"CausalLM", "LMHead", "ConditionalGeneration"}) {
+        if (name.find(part) != std::string::npos) return "";
+      }
+      // Of other names, as a decoder's base class, the configuration says no less of the cache.
+      for (const char* part :
+           {"Masked", "Classification", "QuestionAnswering", "Vision", "CLIP", "BertModel"}) {
+        if (name.find(part) != std::string::npos) names += (names.empty() ? "" : ", ") + name;
+      }
+    }
+    return names.empty() ? "" : in_quotes(names);
+  }
 
  private:
   std::string path_, part_;
@@ -90,8 +109,10 @@ void refuse_other_memories(const Config& config, const std::string& architecture
   };
   if (config.has("kv_lora_rank")) refuse("keeps a latent vector (MLA), not keys and values");
   for (const char* name :
-       {"ssm_cfg", "mamba_d_state", "mamba_d_conv", "ssm_state_size", "linear_conv_kernel_dim",
-        "conv_L_cache", "attn_layer_period", "lru_width", "rescale_every"}) {
+       {"ssm_cfg", "state_size", "conv_kernel", "mamba_d_state", "mamba_d_conv", "ssm_state_size",
+        "linear_conv_kernel_dim", "linear_num_key_heads", "full_attention_interval", "conv_L_cache",
+        "attn_layer_period", "attn_layer_indices", "hybrid_override_pattern", "block_types",
+        "lru_width", "rescale_every"}) {
     if (config.has(name)) {
       refuse("has recurrent layers (" + config.quoted(name) +
              "), whose state is not keys and values");
@@ -99,6 +120,22 @@ void refuse_other_memories(const Config& config, const std::string& architecture
   }
   if (config.has("index_head_dim")) refuse("keeps an indexer's cache beside its keys and values");
   if (config.root_flag("is_encoder_decoder")) refuse("is an encoder with a decoder");
+  if (const std::string names = config.architectures_without_cache(); !names.empty()) {
+    refuse("is a " + names + ", which keeps no keys and values between tokens");
+  }
+}
+
+// Query heads share KV heads in ways that have names of their own: Falcon's first form and
+// GPTBigCode (multi_query: one KV head), ChatGLM (multi_query_group_num).
+int kv_heads(const Config& config, int num_q_heads) {
+  if (config.flag("multi_query_attention", false)) {
+    return config.needed({"multi_query_group_num"}, kMaxWidth);
+  }
+  if (config.flag("multi_query", false) && !config.flag("new_decoder_architecture", false)) {
+    return 1;
+  }
+  return static_cast<int>(
+      config.integer({"num_key_value_heads", "num_kv_heads"}, 1, kMaxWidth).value_or(num_q_heads));
 }
 
 // Tokens that each layer sees; 0: all.
@@ -152,10 +189,13 @@ ModelLayers read_config_layers(const std::string& path) {
   const MappedFile file(path);
   const std::string_view bytes(reinterpret_cast<const char*>(file.bytes().data()),
                                file.bytes().size());
-  const Json root = parse_strict_json(bytes, path);
-  if (!root.is_object()) {
-    throw Error(ErrorCode::kCorrupt, path + ": is no GGUF file and no config.json");
+  const std::size_t first = bytes.find_first_not_of(" \t\r\n");
+  if (first == std::string_view::npos || bytes[first] != '{') {
+    throw Error(ErrorCode::kCorrupt,
+                path + ": is neither a GGUF file nor a config.json: begins with " +
+                    in_quotes(bytes.substr(0, kShownBytes)) + ", not 'GGUF' or '{'");
   }
+  const Json root = parse_strict_json(bytes, path);
   const Config config(path, root);
   ModelLayers model;
   model.path = path;
@@ -164,17 +204,18 @@ ModelLayers read_config_layers(const std::string& path) {
   const int num_layers = config.needed({"num_hidden_layers", "n_layer", "num_layers"}, kMaxLayers);
   const int num_q_heads = config.needed({"num_attention_heads", "n_head", "num_heads"}, kMaxWidth);
   const int width = config.needed({"hidden_size", "n_embd", "d_model"}, kMaxWidth);
-  const auto num_kv_heads = static_cast<int>(
-      config.integer({"num_key_value_heads", "num_kv_heads"}, 1, kMaxWidth).value_or(num_q_heads));
-  const auto head_dim = static_cast<int>(
-      config.integer({"head_dim"}, 1, kMaxWidth).value_or(std::max(width / num_q_heads, 1)));
+  const int num_kv_heads = kv_heads(config, num_q_heads);
+  const auto head_dim = static_cast<int>(config.integer({"head_dim", "kv_channels"}, 1, kMaxWidth)
+                                             .value_or(std::max(width / num_q_heads, 1)));
   const auto full_head_dim =
       static_cast<int>(config.integer({"global_head_dim"}, 1, kMaxWidth).value_or(head_dim));
   const auto full_kv_heads = static_cast<int>(
       config.integer({"num_global_key_value_heads"}, 1, kMaxWidth).value_or(num_kv_heads));
   const std::int64_t shared = config.integer({"num_kv_shared_layers"}, 0, num_layers).value_or(0);
   model.context_length =
-      config.integer({"max_position_embeddings", "n_positions", "n_ctx"}, 0, INT32_MAX).value_or(0);
+      config
+          .integer({"max_position_embeddings", "n_positions", "n_ctx", "seq_length"}, 0, INT32_MAX)
+          .value_or(0);
   const std::vector<std::int64_t> sliding = windows(config, model.architecture, num_layers);
   for (int layer = 0; layer < num_layers - shared; ++layer) {
     const std::int64_t window = sliding[static_cast<std::size_t>(layer)];

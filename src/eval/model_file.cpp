@@ -145,7 +145,9 @@ ModelFile open_model_file(const std::string& path) {
   const ShapeReader shape(headers[0]);
   ModelFile model;
   model.path = path;
-  model.context_length = shape.optional("context_length");
+  if (shape.has("context_length")) {
+    model.context_length = shape.value("context_length", INT32_MAX, 0);
+  }
   model.has_latent_attention = shape.has("attention.kv_lora_rank");
   ModelFingerprint& fingerprint = model.fingerprint;
   fingerprint.architecture = shape.architecture();

@@ -317,6 +317,9 @@ TEST_F(ArtefactRefusal, NumbersThatAreNone) {
   }
   file_.set_value("layers.1.k_transform", kMatrix + 3, std::nanf(""));
   refused({"layer 1 head 1", "k_transform", "nan", "value 3", "finite"});
+  file_.set_value("layers.1.k_transform", kMatrix + 3, 0.0f);
+  file_.set_value("layers.1.k_mean", kTestDim + 5, 65600.0f);
+  refused({"layer 1 head 1", "k_mean", "65600", "value 5", "65504"});
 }
 
 // Finite, but products overflow.

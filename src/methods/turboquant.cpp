@@ -100,6 +100,7 @@ const Definition kTurboquant = {
     .summary = "random rotation, norm, Gaussian levels, per token",
     .k = {},
     .v = {},
+    .whole_rows = true,
     .legal_bits = {2, 3, 4},
     .k_rotation = rotation,
     .v_rotation = rotation,

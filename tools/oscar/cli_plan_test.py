@@ -129,6 +129,36 @@ class Plan(CliTest):
         groups = self.plan(self.write("config.json", json.dumps(inner)), "--kv", "f16")
         self.assertEqual(len(groups["results"][0]["groups"]), 2)
 
+    def test_heads_under_other_names(self):
+        of_falcon = {"num_key_value_heads": "gone", "num_kv_heads": 32, "multi_query": True}
+        of_glm = {"multi_query_attention": True, "multi_query_group_num": 2, "head_dim": "gone"}
+        for changes, heads in (
+            (of_falcon, 1),
+            ({**of_falcon, "new_decoder_architecture": True}, 32),
+            ({"num_key_value_heads": "gone"}, 32),
+            ({**of_glm, "kv_channels": 128, "num_key_value_heads": "gone"}, 2),
+            ({"architectures": ["Qwen3ForCausalLM"]}, 8),
+        ):
+            row = self.plan(self.config(**changes), "-c", "1024", "--kv", "f16")["results"][0]
+            self.assertEqual(row["groups"][0]["num_kv_heads"], heads, changes)
+            self.assertEqual(row["groups"][0]["head_dim_k"], 128, changes)
+        glm = self.config(seq_length=8192, max_position_embeddings="gone")
+        self.assertEqual(self.plan(glm, "--kv", "f16")["context_tokens"], 8192)
+
+    def test_what_a_configuration_leaves_out_is_said(self):
+        bare = self.config(max_position_embeddings="gone", model_type="\x1b[31mx\n")
+        said = self.good("plan", "-m", bare, "--kv", "f16")
+        self.assertNotIn("\x1b", said.out)
+        self.assertIn("-c says another", said.err)
+        said = self.good("plan", "-m", self.config(model_type="gone"), "--kv", "f16")
+        self.assertIn("model_type not given", said.out)
+
+    def test_all(self):
+        said = self.good("plan", "-m", self.config(head_dim=80), "--kv", "f16", "--kv", "all")
+        for name in ("q4_0", "oscar-plus:k3v2", "omniscale"):
+            self.assertIn("\n" + name + " ", said.out)
+        self.refused("bench", "attention", "--kv", "all", names=["all"])
+
     def test_configurations_that_are_refused(self):
         for changes, names in (
             ({"kv_lora_rank": 512}, ["qwen3", "MLA"]),
@@ -140,11 +170,21 @@ class Plan(CliTest):
             ({"num_hidden_layers": -1}, ["num_hidden_layers", "-1"]),
             ({"num_key_value_heads": 1.5}, ["num_key_value_heads", "1.5"]),
             ({"is_encoder_decoder": True}, ["encoder"]),
+            ({"full_attention_interval": 4}, ["recurrent", "full_attention_interval"]),
+            ({"hybrid_override_pattern": "M-*"}, ["recurrent", "hybrid_override_pattern"]),
+            ({"attn_layer_indices": [9, 18]}, ["recurrent", "attn_layer_indices"]),
+            ({"block_types": ["recurrent", "attention"]}, ["recurrent", "block_types"]),
+            ({"state_size": 16}, ["recurrent", "state_size"]),
+            ({"architectures": ["BertForMaskedLM"]}, ["BertForMaskedLM"]),
+            ({"architectures": ["SiglipVisionModel"]}, ["SiglipVisionModel"]),
+            ({"multi_query_attention": True}, ["multi_query_group_num"]),
         ):
             self.refused("plan", "-m", self.config(**changes), "--kv", "f16", names=names)
         self.refused("plan", "-m", self.config(head_dim=72), names=["head size 72", "multiples"])
         self.refused("plan", "-m", self.write("c.json", "{"), names=["c.json"])
         self.refused("plan", "-m", self.write("c.json", ""), names=["c.json"])
+        large = self.write("c.bin", "x" * (2 << 20))
+        self.refused("plan", "-m", large, names=["c.bin", "neither", "'xxxx'"])
         self.refused("plan", "-m", "none.gguf", names=["none.gguf"])
 
     def test_models_that_are_refused(self):

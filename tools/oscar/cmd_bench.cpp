@@ -276,7 +276,7 @@ void add_kernel_bench(CLI::App* bench, const char* name, bool attends, const cha
       ->check(CLI::Range(1, 512))
       ->capture_default_str();
   add_rounds(app, command.get(), "calls of each cache");
-  add_kv_option(app, &command->kvs);
+  add_kv_option(app, &command->kvs, /*takes_all=*/false);
   add_json_option(app, &command->common);
   app->callback([command, attends] { run_kernel_bench(*command, attends); });
 }

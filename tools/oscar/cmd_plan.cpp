@@ -22,6 +22,8 @@ struct PlanCommand {
   std::vector<std::string> kvs = {"f16", "q8_0", "q4_0", "quarot", "oscar-plus"};
 };
 
+constexpr std::size_t kNameBytes = 48;
+
 struct Row {
   eval::KvPlan plan;
   std::int64_t fits = -1;  // tokens; −1: not asked
@@ -34,9 +36,11 @@ std::string window_text(const eval::PlanGroup& group) {
 void print_rows(const eval::ModelLayers& model, const std::vector<Row>& rows,
                 const PlanCommand& command) {
   const eval::KvPlan& first = rows.front().plan;
+  const std::string architecture = one_line(model.architecture, kNameBytes);
   std::printf("%s: %s, %zu attention layers; %lld tokens of context, %d sequence%s\n",
-              model.path.c_str(), model.architecture.c_str(), model.layers.size(),
-              static_cast<long long>(first.context_tokens), command.parallel,
+              model.path.c_str(),
+              architecture.empty() ? "model_type not given" : architecture.c_str(),
+              model.layers.size(), static_cast<long long>(first.context_tokens), command.parallel,
               command.parallel == 1 ? ""
               : command.unified     ? "s that share them"
                                     : "s with an equal part each");
@@ -104,7 +108,8 @@ Json row_json(const Row& row) {
 }
 
 void run_plan(const PlanCommand& command) {
-  const std::uint64_t memory = command.memory.empty() ? 0 : parse_memory_size(command.memory);
+  const std::uint64_t memory =
+      command.memory.empty() ? 0 : parse_memory_size("--memory", command.memory);
   const eval::ModelLayers model = eval::read_model_layers(command.common.model);
   eval::PlanOptions options;
   options.context_tokens = command.ctx > 0            ? command.ctx
@@ -120,13 +125,24 @@ void run_plan(const PlanCommand& command) {
     note("the model was trained for " + std::to_string(model.context_length) +
          " tokens a sequence");
   }
+  if (command.ctx == 0 && model.context_length == 0) {
+    note("the model's file gives no length of context; planned for " +
+         std::to_string(options.context_tokens) + " tokens, -c says another");
+  }
   std::vector<Row> rows;
-  for (const std::string& spec : command.kvs) {
+  const auto add = [&](const std::string& spec) {
     const eval::KvChoice kv = eval::choose_kv(spec);
     Row row;
     row.plan = eval::plan_memory(model, kv, options);
     if (memory > 0) row.fits = eval::longest_context(model, kv, options, memory);
     rows.push_back(std::move(row));
+  };
+  for (const std::string& spec : command.kvs) {
+    if (spec == kAllKvs) {
+      for_each_of_all([&](const std::string& one) { add(one); });
+    } else {
+      add(spec);
+    }
   }
   print_rows(model, rows, command);
   if (command.common.json.empty()) return;

@@ -64,8 +64,6 @@ void keep_artefacts(const std::set<Method>& methods, eval::Workbench* workbench)
   }
 }
 
-constexpr const char* kAll = "all";
-
 // Every method as it is by default, and what is compared with them at other bits and groups.
 std::vector<std::string> all_specs() {
   std::vector<std::string> specs = {"q4_0"};
@@ -74,23 +72,6 @@ std::vector<std::string> all_specs() {
                            "omniscale:group=128", "oscar-plus:k3v2"})
     specs.push_back(spec);
   return specs;
-}
-
-// Those that the model can have; the others are named.
-void add_all(const eval::Workbench& workbench, std::vector<eval::KvChoice>* choices) {
-  for (const std::string& spec : all_specs()) {
-    eval::KvChoice choice = eval::choose_kv(spec);
-    try {
-      workbench.check(choice);
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kUnsupported && error.code() != ErrorCode::kInvalidArgument) {
-        throw;
-      }
-      note(std::string("left out: ") + error.what());
-      continue;
-    }
-    choices->push_back(std::move(choice));
-  }
 }
 
 }  // namespace
@@ -117,7 +98,20 @@ std::string artefact_folder() {
   return folder.string();
 }
 
-void add_kv_option(CLI::App* app, std::vector<std::string>* specs) {
+void for_each_of_all(const std::function<void(const std::string& spec)>& add) {
+  for (const std::string& spec : all_specs()) {
+    try {
+      add(spec);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnsupported && error.code() != ErrorCode::kInvalidArgument) {
+        throw;
+      }
+      note(std::string("left out: ") + error.what());
+    }
+  }
+}
+
+void add_kv_option(CLI::App* app, std::vector<std::string>* specs, bool takes_all) {
   app->add_option(
          "--kv", *specs,
          "KV cache: f16, q8_0, q4_0 (llama.cpp's own), " + method_names() +
@@ -125,7 +119,8 @@ void add_kv_option(CLI::App* app, std::vector<std::string>* specs) {
              "an artefact FILE; then ':' and options: k2v2 k3v2 … (bits 2, 3, 4, 16), bits=2.5 "
              "(spent by layer, of a FILE calibrated with --bits), sink=N "
              "recent=N (exact tokens; 64, 256), group=N, no-u, no-p, no-hadamard, no-clip, "
-             "no-mean, unbiased, trellis, float. Repeat it to compare; \"all\": every method")
+             "no-mean, unbiased, trellis, float. Repeat it to compare" +
+             (takes_all ? "; \"all\": every method that the model can have" : ""))
       ->allow_extra_args(false);
 }
 
@@ -133,8 +128,12 @@ std::vector<eval::KvChoice> choose_kvs(const std::vector<std::string>& specs,
                                        eval::Workbench* workbench) {
   std::vector<eval::KvChoice> choices;
   for (const std::string& spec : specs) {
-    if (spec == kAll) {
-      add_all(*workbench, &choices);
+    if (spec == kAllKvs) {
+      for_each_of_all([&](const std::string& one) {
+        eval::KvChoice choice = eval::choose_kv(one);
+        workbench->check(choice);
+        choices.push_back(std::move(choice));
+      });
       continue;
     }
     choices.push_back(eval::choose_kv(spec));

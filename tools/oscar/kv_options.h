@@ -1,6 +1,7 @@
 // The --kv options of a command, made ready to run.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -8,7 +9,13 @@
 
 namespace oscar::tool {
 
-void add_kv_option(CLI::App* app, std::vector<std::string>* specs);
+// takes_all: the command knows "all"; see for_each_of_all.
+void add_kv_option(CLI::App* app, std::vector<std::string>* specs, bool takes_all = true);
+
+inline constexpr const char* kAllKvs = "all";
+// Calls `add` with every method's specification and with those that are compared with them; one
+// that `add` refuses as unsupported or illegal for the model is named and left out.
+void for_each_of_all(const std::function<void(const std::string& spec)>& add);
 
 // Parses and checks all of them before anything is loaded. Methods that need an artefact and were
 // given none are calibrated on the built-in sample, once; the artefact is kept in the cache folder

@@ -47,7 +47,7 @@ std::uint64_t control_group_room() {
 
 }  // namespace
 
-std::uint64_t parse_memory_size(const std::string& text) {
+std::uint64_t parse_memory_size(const std::string& option, const std::string& text) {
   double value = 0;
   const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
   std::string unit(end, text.data() + text.size());
@@ -61,7 +61,9 @@ std::uint64_t parse_memory_size(const std::string& text) {
   for (std::size_t i = 0; i < power; ++i) value *= 1024;
   if (status != std::errc() || power > units.size() || !(value >= 1) || value > 1e18) {
     throw Error(ErrorCode::kInvalidArgument,
-                "a memory size of " + in_quotes(text) + "; write bytes, or 512M, 2G, 1.5G");
+                option + " " + in_quotes(text) +
+                    " is no memory size; write bytes, or 512K, 512M, 2G, 1.5G, 1T: at least 1 "
+                    "byte, at most 888178T");
   }
   return static_cast<std::uint64_t>(value);
 }

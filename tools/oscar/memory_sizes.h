@@ -8,7 +8,7 @@
 namespace oscar::tool {
 
 // "1536", "512M", "2G", "1.5GiB": K, M, G, T are powers of 1024. Throws Error(kInvalidArgument).
-std::uint64_t parse_memory_size(const std::string& text);
+std::uint64_t parse_memory_size(const std::string& option, const std::string& text);
 
 // What this process may still take: the system's available memory, or less where a control group
 // limits it. 0: not known.
