@@ -119,6 +119,9 @@ void use_trellis(Artefact* artefact) {
     refuse("trellis: " + name +
            " stores zero points, and trellis codes have none; use oscar-plus or an artefact of it");
   }
+  if (artefact->k_quant.bits == 16 && artefact->v_quant.bits == 16) {
+    refuse("trellis: keys and values at 16 bits have no codes; leave the option out or use k2, v2");
+  }
   for (ArtefactLayer& layer : artefact->layers) {
     if (artefact->k_quant.codebook != Codebook::kTrellis) layer.k_clip[clip_index(2)].clear();
     if (artefact->v_quant.codebook != Codebook::kTrellis) layer.v_clip[clip_index(2)].clear();

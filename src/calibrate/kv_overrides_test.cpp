@@ -134,6 +134,8 @@ TEST(KvOverrides, TrellisIsRefusedWhereItDoesNotFit) {
   EXPECT_NE(refusal("oscar-plus:k2v4,trellis", plus).find("values have 4 bits"), std::string::npos);
   EXPECT_NE(refusal("quarot:trellis", quarot()).find("quarot stores zero points"),
             std::string::npos);
+  EXPECT_NE(refusal("oscar-plus:k16v16,trellis", plus).find("leave the option out"),
+            std::string::npos);
   const Artefact kivi = make_data_free(Method::kKivi, {}, {layer_of(0, 64, 64)});
   EXPECT_NE(refusal("kivi:trellis", kivi).find("kivi has a layout of its own"), std::string::npos);
   Artefact by_layer = plus;

@@ -158,6 +158,11 @@ class Plan(CliTest):
         for name in ("q4_0", "oscar-plus:k3v2", "omniscale"):
             self.assertIn("\n" + name + " ", said.out)
         self.refused("bench", "attention", "--kv", "all", names=["all"])
+        narrow = self.config(head_dim=72, num_key_value_heads=1)
+        said = self.run_cli("plan", "-m", narrow, "-c", "1024", "--kv", "all")
+        self.assertEqual(said.status, 1, said)
+        self.assertIn("note: left out: kivi: ", said.err)
+        self.assertTrue(said.err.splitlines()[-1].startswith("error: --kv all: "), said)
 
     def test_configurations_that_are_refused(self):
         for changes, names in (

@@ -99,16 +99,22 @@ std::string artefact_folder() {
 }
 
 void for_each_of_all(const std::function<void(const std::string& spec)>& add) {
+  bool any = false;
   for (const std::string& spec : all_specs()) {
     try {
       add(spec);
+      any = true;
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnsupported && error.code() != ErrorCode::kInvalidArgument) {
         throw;
       }
-      note(std::string("left out: ") + error.what());
+      note("left out: " + spec + ": " + error.what());
     }
   }
+  if (any) return;
+  throw Error(ErrorCode::kUnsupported, std::string("--kv ") + kAllKvs +
+                                           ": the model can have none of the methods, as said "
+                                           "above; use --kv f16");
 }
 
 void add_kv_option(CLI::App* app, std::vector<std::string>* specs, bool takes_all) {

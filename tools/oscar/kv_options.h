@@ -14,7 +14,8 @@ void add_kv_option(CLI::App* app, std::vector<std::string>* specs, bool takes_al
 
 inline constexpr const char* kAllKvs = "all";
 // Calls `add` with every method's specification and with those that are compared with them; one
-// that `add` refuses as unsupported or illegal for the model is named and left out.
+// that `add` refuses as unsupported or illegal for the model is named and left out. Throws
+// Error(kUnsupported) when none is left.
 void for_each_of_all(const std::function<void(const std::string& spec)>& add);
 
 // Parses and checks all of them before anything is loaded. Methods that need an artefact and were

@@ -62,8 +62,8 @@ std::uint64_t parse_memory_size(const std::string& option, const std::string& te
   if (status != std::errc() || power > units.size() || !(value >= 1) || value > 1e18) {
     throw Error(ErrorCode::kInvalidArgument,
                 option + " " + in_quotes(text) +
-                    " is no memory size; write bytes, or 512K, 512M, 2G, 1.5G, 1T: at least 1 "
-                    "byte, at most 888178T");
+                    " is no memory size; write bytes, or 512K, 512M, 2G, 1.5G, 1T: from 1 to "
+                    "10^18 bytes");
   }
   return static_cast<std::uint64_t>(value);
 }
