@@ -121,10 +121,7 @@ PlaneLayout any_layout(Source& source, bool with_exact) {
 std::string describe(const PlaneLayout& layout) {
   const QuantSpec& quant = layout.quant;
   return "head_dim " + std::to_string(layout.head_dim) + " bits " + std::to_string(quant.bits) +
-         " group " + std::to_string(quant.group_size) +
-         (quant.codebook == Codebook::kAffine      ? " affine"
-          : quant.codebook == Codebook::kSymmetric ? " symmetric"
-                                                   : " trellis") +
+         " group " + std::to_string(quant.group_size) + " " + codebook_name(quant.codebook) +
          " fit " + std::to_string(static_cast<int>(quant.scale_fit));
 }
 

@@ -9,6 +9,7 @@
 namespace oscar {
 
 using f16_t = std::uint16_t;
+inline constexpr float kLargestF16 = 65504.0f;
 
 inline float f16_to_float(f16_t bits) noexcept {
   constexpr std::uint32_t kExponent = 0x7c00, kFloatExponent = 0x7f800000;

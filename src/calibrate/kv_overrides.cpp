@@ -41,7 +41,7 @@ void drop_layer_bits(Artefact* artefact) {
 
 void set_group(int group_size, Artefact* artefact) {
   const methods::Definition& definition = methods::definition(artefact->method);
-  if (definition.whole_rows) {
+  if (!definition.takes_group) {
     refuse("group=" + std::to_string(group_size) + ": " + method_name(artefact->method) +
            " has one norm for a row; leave the option out");
   }

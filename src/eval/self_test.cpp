@@ -28,9 +28,8 @@ std::string text_of(const char* format, double value) {
 }
 
 std::string layout_text(const PlaneLayout& layout) {
-  return std::to_string(layout.quant.bits) + " bits, " +
-         (layout.quant.codebook == Codebook::kAffine ? "affine" : "symmetric") + ", head size " +
-         std::to_string(layout.head_dim);
+  return std::to_string(layout.quant.bits) + " bits, " + codebook_name(layout.quant.codebook) +
+         ", head size " + std::to_string(layout.head_dim);
 }
 
 struct CodecTally {

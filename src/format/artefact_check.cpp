@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/f16.h"
 #include "base/text.h"
 #include "format/artefact_fields.h"
 #include "format/dtype.h"
@@ -11,8 +12,6 @@
 
 namespace oscar {
 namespace {
-
-constexpr float kLargestHalf = 65504.0f;
 
 class Checker {
  public:
@@ -186,7 +185,7 @@ class Checker {
     // A mean is of rows that were read from, or would be kept in, half precision.
     const bool is_mean = field.name == "k_mean" || field.name == "v_mean";
     const auto bad = std::find_if_not(values.begin(), values.end(), [&](float value) {
-      return std::isfinite(value) && (!is_mean || std::abs(value) <= kLargestHalf);
+      return std::isfinite(value) && (!is_mean || std::abs(value) <= kLargestF16);
     });
     if (bad == values.end()) return;
     const auto index = static_cast<std::uint64_t>(bad - values.begin());

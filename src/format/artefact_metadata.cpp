@@ -18,7 +18,9 @@ using nlohmann::json;
 constexpr const char* kFormat = "oscar-artefact";
 constexpr const char* kBasis = "after_rope";
 constexpr const char* kConvention = "rotated = raw * R";
-constexpr std::array kCodebooks = {"affine", "symmetric", "trellis"};
+constexpr std::array kCodebooks = {codebook_name(Codebook::kAffine),
+                                   codebook_name(Codebook::kSymmetric),
+                                   codebook_name(Codebook::kTrellis)};
 constexpr std::array kScaleFits = {"plain", "unbiased", "least_squares"};
 constexpr std::array kPairings = {"half_split", "interleaved"};
 constexpr std::array kBooleans = {"false", "true"};
@@ -32,7 +34,7 @@ constexpr std::array kKeys = {
 json quant_json(const QuantSpec& quant) {
   return {{"bits", quant.bits},
           {"group_size", quant.group_size},
-          {"codebook", kCodebooks.at(static_cast<std::size_t>(quant.codebook))},
+          {"codebook", codebook_name(quant.codebook)},
           {"scale_fit", kScaleFits.at(static_cast<std::size_t>(quant.scale_fit))}};
 }
 

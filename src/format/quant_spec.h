@@ -17,6 +17,11 @@ enum class Codebook : std::uint8_t {
   kTrellis = 2,  // x̂ = scale·(level − 3.5), a level of 3 bits from 2-bit codes; format/trellis.h
 };
 
+constexpr const char* codebook_name(Codebook codebook) {
+  constexpr const char* kNames[] = {"affine", "symmetric", "trellis"};
+  return kNames[static_cast<int>(codebook)];
+}
+
 // What the stored scale of a group is fitted to, once the codes are chosen.
 enum class ScaleFit : std::uint8_t {
   kPlain = 0,         // the scale that the codes were rounded with

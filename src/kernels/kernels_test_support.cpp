@@ -15,12 +15,6 @@ void name_sets_left_out() {
   }
 }
 
-const char* codebook_text(Codebook codebook) {
-  return codebook == Codebook::kAffine      ? " affine"
-         : codebook == Codebook::kSymmetric ? " symmetric"
-                                            : " trellis";
-}
-
 }  // namespace
 
 std::vector<const KernelSet*> runnable_sets() {
@@ -86,8 +80,8 @@ std::vector<PlaneLayout> all_layouts(int head_dim) {
 std::string describe(const PlaneLayout& layout) {
   const QuantSpec& quant = layout.quant;
   return "head_dim " + std::to_string(layout.head_dim) + " bits " + std::to_string(quant.bits) +
-         " group " + std::to_string(quant.group_size) + codebook_text(quant.codebook) + " fit " +
-         std::to_string(static_cast<int>(quant.scale_fit));
+         " group " + std::to_string(quant.group_size) + " " + codebook_name(quant.codebook) +
+         " fit " + std::to_string(static_cast<int>(quant.scale_fit));
 }
 
 std::vector<std::uint8_t> make_plane(const PlaneLayout& layout, std::uint8_t fill) {

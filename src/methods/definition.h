@@ -54,7 +54,7 @@ struct Definition {
   // group=N means channels.
   std::vector<int> token_groups = {};
   bool values_follow_group = false;  // then group=N also means at most N channels of the values
-  bool whole_rows = false;           // a scale or norm for the whole row: group=N has no meaning
+  bool takes_group = true;           // false: a norm for the whole row, so that group=N is refused
   std::vector<int> legal_bits = {2, 3, 4, 16};  // of both sides
 
   // The rotation of each side, null for none; calibration by a recipe replaces it.

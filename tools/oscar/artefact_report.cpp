@@ -8,12 +8,6 @@
 namespace oscar::tool {
 namespace {
 
-const char* codebook_name(Codebook codebook) {
-  return codebook == Codebook::kAffine      ? "affine"
-         : codebook == Codebook::kSymmetric ? "symmetric"
-                                            : "trellis";
-}
-
 std::string quant_text(const QuantSpec& quant) {
   if (quant.bits == 16) return "16 bits, exact";
   const char* codebook = codebook_name(quant.codebook);
