@@ -11,6 +11,7 @@
 #include "base/parallel.h"
 #include "calibrate/layer_fit.h"
 #include "calibrate/methods.h"
+#include "methods/definition.h"
 
 namespace oscar::calibrate {
 namespace {
@@ -139,16 +140,24 @@ Artefact fit_means(const Statistics& statistics, const std::vector<LayerInput>& 
   return artefact;
 }
 
-void use_trellis(Recipe* recipe) {
-  if (recipe->k_quant.codebook == Codebook::kAffine || !has_fit_variants(recipe->method)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                std::string("trellis: ") + method_name(recipe->method) +
-                    " has no levels symmetric about zero; legal: oscar-plus");
-  }
-  recipe->k_quant.codebook = recipe->v_quant.codebook = Codebook::kTrellis;
+bool has_trellis(Method method) {
+  const methods::Definition& definition = methods::definition(method);
+  return definition.has_recipe() && definition.k.codebook == Codebook::kSymmetric &&
+         definition.v.codebook == Codebook::kSymmetric;
 }
 
 }  // namespace
+
+void check_trellis(Method method) {
+  if (has_trellis(method)) return;
+  std::string legal;
+  for (const Method other : all_methods()) {
+    if (has_trellis(other)) legal += (legal.empty() ? "" : ", ") + std::string(method_name(other));
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              std::string("trellis: ") + method_name(method) +
+                  " is not fitted with levels symmetric about zero; legal: " + legal);
+}
 
 Artefact fit(const Statistics& statistics, const ModelFingerprint& model,
              const FitOptions& options) {
@@ -168,7 +177,10 @@ Artefact fit(const Statistics& statistics, const ModelFingerprint& model,
   }
   Recipe recipe = recipe_for(options.method, options.variant, k_dims, v_dims);
   recipe.with_losses = options.with_losses;
-  if (options.trellis) use_trellis(&recipe);
+  if (options.trellis) {
+    check_trellis(options.method);
+    recipe.k_quant.codebook = recipe.v_quant.codebook = Codebook::kTrellis;
+  }
   const auto tables = rope_tables(statistics);
   const std::vector<LayerInput> inputs = layer_inputs(statistics, tables);
 

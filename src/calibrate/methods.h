@@ -29,6 +29,9 @@ struct FitOptions {
 Artefact fit(const Statistics& statistics, const ModelFingerprint& model,
              const FitOptions& options);
 
+// Throws Error(kInvalidArgument) naming the methods that FitOptions::trellis is for.
+void check_trellis(Method method);
+
 // Whether the method needs statistics of the model, and which do.
 bool needs_statistics(Method method);
 std::string calibrated_method_names();  // "oscar, oscar-plus, ..."

@@ -223,6 +223,26 @@ class Calibration(CliTest):
         ):
             self.refused(*self.calibrate(model, text, more=["--ablation", part]), names=names)
 
+    def test_trellis_codes(self):
+        model, text = self.tiny(), self.write("text.txt", self.words(2000))
+        for more, names in (
+            (["--method", "oscar"], ["oscar ", "legal: oscar-plus"]),
+            (["--bits", "2.5", "--tokens", "1100"], ["--trellis", "--bits"]),
+        ):
+            self.refused(*self.calibrate(model, text, more=["--trellis", *more]), names=names)
+        self.good(*self.calibrate(model, text, more=["--tokens", "600", "--trellis"]))
+        artefact = str(self.folder / "a.safetensors")
+        self.assertIn("trellis", self.good("inspect", artefact).out)
+        self.good(*self.ask(model, "--kv", artefact, "--kv", artefact + ":k2v16,float"))
+        for options, names in (
+            ("k3v2", ["keys have 3 bits"]),
+            ("k2v4", ["values have 4 bits"]),
+            ("trellis,k16v16", ["leave the option out"]),
+        ):
+            spec = artefact + ":" + options
+            self.refused("plan", "-m", model, "--kv", spec, names=["trellis", *names])
+        self.refused("plan", "-m", model, "--kv", "quarot:trellis", names=["quarot", "zero points"])
+
     def test_foreign_artefacts(self):
         model = self.tiny()
         for data in (

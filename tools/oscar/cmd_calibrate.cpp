@@ -42,13 +42,11 @@ void run_calibrate(const CalibrateCommand& command) {
   const calibrate::FitVariant variant =
       command.ablation ? calibrate::parse_fit_variant(*command.ablation) : calibrate::FitVariant{};
   calibrate::check_fit_variant(variant, method);
-  if (command.trellis && (method != Method::kOscarPlus || command.bits > 0)) {
+  if (command.trellis) calibrate::check_trellis(method);
+  if (command.trellis && command.bits > 0) {
     throw Error(ErrorCode::kInvalidArgument,
-                command.bits > 0 ? "--trellis: trellis codes have 2 bits in every layer; leave out "
-                                   "--bits or --trellis"
-                                 : "--trellis: " + command.method +
-                                       " stores zero points, and trellis codes have none; use "
-                                       "--method oscar-plus");
+                "--trellis: trellis codes have 2 bits in every layer; leave out --bits or "
+                "--trellis");
   }
   if (command.bits > 0 && command.tokens < eval::kMinCalibrationTokens + eval::kSensitivityTokens) {
     throw Error(ErrorCode::kInvalidArgument,
