@@ -144,6 +144,32 @@ void check_trellis(const Artefact& artefact) {
   }
 }
 
+void use_unbiased(Artefact* artefact) {
+  const std::string name = method_name(artefact->method);
+  if (!methods::definition(artefact->method).packed()) {
+    refuse("unbiased: " + name + " has a scale rule of its own; leave the option out");
+  }
+  if (artefact->k_quant.bits == 16) {
+    refuse("unbiased: keys at 16 bits have no scale; leave the option out or use k2, k3, k4");
+  }
+  if (artefact->k_quant.scale_fit == ScaleFit::kUnbiased) {
+    refuse("unbiased: the key scale of " + name + " is unbiased already; leave the option out");
+  }
+  artefact->k_quant.scale_fit = ScaleFit::kUnbiased;
+}
+
+// Attention on codes is in integers where the method's layout has them: elsewhere the option would
+// change nothing.
+void check_float(const Artefact& artefact) {
+  const std::string name = method_name(artefact.method);
+  if (!methods::definition(artefact.method).packed()) {
+    refuse("float: attention of " + name + " is in floats already; leave the option out");
+  }
+  if (artefact.k_quant.bits == 16 && artefact.v_quant.bits == 16) {
+    refuse("float: keys and values at 16 bits are in floats already; leave the option out");
+  }
+}
+
 }  // namespace
 
 void apply_kv_spec(const KvSpec& spec, Artefact* artefact) {
@@ -164,16 +190,8 @@ void apply_kv_spec(const KvSpec& spec, Artefact* artefact) {
   if (spec.trellis) use_trellis(artefact);
   check_trellis(*artefact);
   methods::check(artefact->method, *artefact);
-  if (spec.unbiased) {
-    if (!methods::definition(artefact->method).packed()) {
-      refuse(std::string("unbiased: ") + method_name(artefact->method) +
-             " has a scale rule of its own; leave the option out");
-    }
-    if (artefact->k_quant.bits == 16) {
-      refuse("unbiased: keys at 16 bits have no scale; leave the option out or use k2, k3, k4");
-    }
-    artefact->k_quant.scale_fit = ScaleFit::kUnbiased;
-  }
+  if (spec.unbiased) use_unbiased(artefact);
+  if (spec.force_float) check_float(*artefact);
 }
 
 }  // namespace oscar::calibrate

@@ -296,6 +296,14 @@ TEST(KvOverrides, RefuseWhatDoesNotFit) {
   const Artefact odd = make_data_free(Method::kQuarot, {}, {layer_of(0, 64, 96)});
   EXPECT_NE(refusal("quarot:no-p", odd).find("head size 96"), std::string::npos);
   EXPECT_NE(refusal("quarot:k16v2,unbiased", quarot()).find("unbiased"), std::string::npos);
+  const Artefact plus = make_uncalibrated(
+      Method::kOscarPlus, {},
+      {{0, {.num_q_heads = 4, .num_kv_heads = 2, .head_dim_k = 64, .head_dim_v = 64}}});
+  EXPECT_EQ(refusal("a.safetensors:unbiased", plus),
+            "unbiased: the key scale of oscar-plus is unbiased already; leave the option out");
+  EXPECT_EQ(refusal("quarot:k16v16,float", quarot()),
+            "float: keys and values at 16 bits are in floats already; leave the option out");
+  EXPECT_EQ(refusal("quarot:k16v2,float", quarot()), "");
   const Artefact mixed =
       make_data_free(Method::kQuarot, {}, {layer_of(0, 64, 64), layer_of(5, 64, 96)});
   EXPECT_EQ(refusal("quarot:group=64", mixed),

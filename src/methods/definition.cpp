@@ -36,6 +36,18 @@ void check_any_head_dim(const std::string& name, int head_dim) {
                   " to " + std::to_string(kMaxHeadDim));
 }
 
+// Trellis codes take the place of four symmetric levels in a page; nothing else may be another's.
+void check_codebook(const Definition& d, const std::string& name, const char* side, Codebook right,
+                    Codebook found) {
+  if (found == right) return;
+  const bool takes_trellis = d.packed() && right == Codebook::kSymmetric;
+  if (takes_trellis && found == Codebook::kTrellis) return;
+  throw Error(ErrorCode::kCorrupt, name + ": " + side + " have codebook " + codebook_name(found) +
+                                       "; legal: " + codebook_name(right) +
+                                       (takes_trellis ? ", trellis" : "") +
+                                       ": the artefact is another method's");
+}
+
 }  // namespace
 
 const Definition& definition(Method method) {
@@ -59,6 +71,8 @@ void check(Method method, const Artefact& artefact) {
                                                  std::to_string(bits) +
                                                  " bits; legal: " + list_text(d.legal_bits));
   };
+  check_codebook(d, name, "keys", d.k.codebook, artefact.k_quant.codebook);
+  check_codebook(d, name, "values", d.v.codebook, artefact.v_quant.codebook);
   check_bits("keys", artefact.k_quant.bits);
   check_bits("values", artefact.v_quant.bits);
   for (const ArtefactLayer& layer : artefact.layers) {

@@ -219,11 +219,23 @@ TEST(GroupStore, MethodsRefuseWhatTheyCannotDo) {
                [] { artefact_of("kivi:group=48", kShape); });
   expect_error(ErrorCode::kInvalidArgument, {"unbiased", "turboquant"},
                [] { artefact_of("turboquant:unbiased", kShape); });
+  expect_error(ErrorCode::kInvalidArgument, {"float", "kivi", "already"},
+               [] { artefact_of("kivi:float", kShape); });
   expect_error(ErrorCode::kUnsupported, {"rotatekv", "head size 80", "power of two"}, [] {
     artefact_of("rotatekv", {80, 2, 4});
   });
   expect_error(ErrorCode::kInvalidArgument, {"kitty", "keys at 3 bits", "legal: 2"},
                [] { artefact_of("kitty:k3v2", kShape); });
+  expect_error(ErrorCode::kCorrupt, {"oscar-plus", "keys", "affine", "legal: symmetric, trellis"},
+               [] {
+                 Artefact artefact = artefact_of("quarot", kShape);
+                 check(Method::kOscarPlus, artefact);
+               });
+  expect_error(ErrorCode::kCorrupt, {"quarot", "values", "trellis", "legal: affine"}, [] {
+    Artefact artefact = artefact_of("quarot", kShape);
+    artefact.v_quant.codebook = Codebook::kTrellis;
+    check(Method::kQuarot, artefact);
+  });
   expect_error(ErrorCode::kUnsupported, {"kivi", "head size 40", "multiples of 16"}, [] {
     Artefact artefact = artefact_of("kivi", kShape);
     artefact.layers.front().head_dim_v = 40;
