@@ -2,7 +2,7 @@
 // tokens included.
 //
 //   oscar_cuda_decode_bench [--json FILE] [--commit TEXT] [--quick] [--shape Q_HEADS,BATCH,CONTEXT
-//   [--mean PAIRS] [--bits K,V] [--symmetric] [--queries N] [--generic]]
+//   [--mean PAIRS] [--bits K,V] [--symmetric | --trellis] [--queries N] [--generic]]
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -47,7 +47,7 @@ __global__ void fill_runs(std::uint8_t* runs, std::int64_t num_runs, cuda::Devic
       for (int i = threadIdx.x; i < count; i += blockDim.x) {
         const int group = i / cuda::kPageTokens, token = i % cuda::kPageTokens;
         const std::uint32_t r = mix(static_cast<std::uint32_t>(run) * 77u + i + side + seed);
-        const float levels = (1 << plane.bits) - 1;
+        const float levels = (1 << plane.level_bits()) - 1;
         const float scale = (0.4f + 0.6f * (r & 0xffff) / 65536.0f) * 3 / levels;
         const float zero = levels * (0.5f + 0.2f * ((r >> 16) / 65536.0f - 0.5f));
         *reinterpret_cast<std::uint16_t*>(base + plane.scale_offset(group, token)) =
@@ -257,7 +257,7 @@ void run_oscar(const Bench& bench, const cuda::DeviceInfo& device, bool with_err
                Report& report) {
   Layers layers(bench, device);
   std::string variant = cuda::kernel_name(layers.plan().kernel);
-  variant += bench.codebook == Codebook::kAffine ? " affine" : " symmetric";
+  variant += std::string(" ") + codebook_name(bench.codebook);
   if (bench.has_copies) variant += " window 64+256";
   if (bench.num_queries > 1) variant += " chunk of " + std::to_string(bench.num_queries);
   if (bench.mean_pairs > 0) variant += " mean " + std::to_string(bench.mean_pairs) + " pairs";
@@ -315,6 +315,7 @@ int run(int argc, char** argv) {
       }
     }
     if (std::strcmp(argv[i], "--symmetric") == 0) only_codebook = Codebook::kSymmetric;
+    if (std::strcmp(argv[i], "--trellis") == 0) only_codebook = Codebook::kTrellis;
     if (std::strcmp(argv[i], "--generic") == 0) only_generic = true;
     if (std::strcmp(argv[i], "--queries") == 0 && i + 1 < argc) only_queries = std::atoi(argv[++i]);
     if (std::strcmp(argv[i], "--mean") == 0 && i + 1 < argc) only_pairs = std::atoi(argv[++i]);
@@ -340,6 +341,8 @@ int run(int argc, char** argv) {
                 batch != 1, report);
       run_oscar({shape, Codebook::kSymmetric, true}, device, batch == 1 && context == 30000, false,
                 report);
+      run_oscar({shape, Codebook::kTrellis, true}, device, batch == 1 && context == 30000, false,
+                report);
     }
   }
   if (!quick) {
@@ -348,6 +351,10 @@ int run(int argc, char** argv) {
       for (const auto& [q_heads, head_dim] :
            {std::pair{32, 64}, std::pair{32, 256}, std::pair{8, 128}}) {
         run_oscar({{q_heads, 8, head_dim, batch, context, 2, 2}, Codebook::kAffine, true}, device,
+                  false, false, report);
+      }
+      for (const int head_dim : {64, 256}) {
+        run_oscar({{32, 8, head_dim, batch, context, 2, 2}, Codebook::kTrellis, true}, device,
                   false, false, report);
       }
       for (const auto& [k_bits, v_bits] : {std::pair{3, 2}, std::pair{4, 2}, std::pair{4, 4}}) {
@@ -360,6 +367,8 @@ int run(int argc, char** argv) {
         run_oscar({{32, 8, 128, batch, context, 2, 2, true}, Codebook::kSymmetric, true, 1, pairs},
                   device, batch == 8, false, report);
       }
+      run_oscar({{32, 8, 128, batch, context, 2, 2, true}, Codebook::kTrellis, true, 1, 8}, device,
+                batch == 8, false, report);
     }
     // Prefill over history, and a speculative verify.
     for (const auto& [context, queries] :
@@ -367,6 +376,7 @@ int run(int argc, char** argv) {
       const Shape shape{32, 8, 128, 1, context, 2, 2};
       run_oscar({shape, Codebook::kAffine, true, queries}, device, queries > 8, false, report);
       if (queries == 512) {
+        run_oscar({shape, Codebook::kTrellis, true, queries}, device, true, false, report);
         run_oscar({shape, Codebook::kAffine, true, queries, 0, true}, device, false, false, report);
       }
     }

@@ -44,7 +44,7 @@ const char* name_of(Transform transform) {
 
 std::string variant_name(Transform mode, Codebook codebook, ScaleFit fit) {
   return std::string("encode ") + name_of(mode) +
-         (codebook == Codebook::kAffine ? " affine" : " symmetric") +
+         " " + codebook_name(codebook) +
          (fit == ScaleFit::kPlain ? "" : " unbiased");
 }
 
@@ -142,7 +142,9 @@ int run(int argc, char** argv) {
                                  Transform::kMean, Transform::kOrdered}) {
       for (const auto& [codebook, fit] : {std::pair{Codebook::kAffine, ScaleFit::kPlain},
                                           std::pair{Codebook::kSymmetric, ScaleFit::kPlain},
-                                          std::pair{Codebook::kSymmetric, ScaleFit::kUnbiased}}) {
+                                          std::pair{Codebook::kSymmetric, ScaleFit::kUnbiased},
+                                          std::pair{Codebook::kTrellis, ScaleFit::kPlain},
+                                          std::pair{Codebook::kTrellis, ScaleFit::kUnbiased}}) {
         if (!variant_name(mode, codebook, fit).starts_with(only)) continue;
         run_size(tokens, mode, codebook, fit, report);
       }

@@ -245,6 +245,7 @@ typedef struct oscar_codec_side {
   int32_t num_pairs, pairing; /* pairing: oscar_rope_pairing */
   const float* inv_freq;      /* [num_pairs] */
   float magnitude;
+  int32_t is_trellis; /* trellis codes: 2 bits, no zero points; docs/adr/0016-trellis-codes.md */
 } oscar_codec_side;
 
 OSCAR_API oscar_status oscar_codec_key_side(const oscar_codec* codec, oscar_codec_side* out);

@@ -42,7 +42,9 @@ OSCAR_API oscar_status oscar_cuda_check_device(int device);
 typedef struct oscar_cuda_quant {
   int32_t bits;       /* 2, 3 or 4 */
   int32_t group_size; /* channels of a scale: divides head_dim, a multiple of 16 */
-  int32_t affine;     /* 1: scale and zero point; 0: scale alone, levels symmetric about zero */
+  /* 1: scale and zero point; 0: scale alone, levels symmetric about zero; 2: scale alone, trellis
+   * codes (2 bits). */
+  int32_t affine;
   int32_t scale_fit;  /* 0: plain, 1: unbiased, 2: least squares */
 } oscar_cuda_quant;
 
@@ -124,7 +126,8 @@ typedef struct oscar_cuda_encode_side {
   int64_t token_stride, head_stride; /* in elements */
   /* At most one of them; neither: the rows are rotated already. transform: [num_kv_heads][head_dim]
    * [head_dim], summed in the CPU's order, bytes equal to the CPU's. transform_image: by
-   * oscar_cuda_transform_image, on tensor cores; one code in a thousand may differ, by one. */
+   * oscar_cuda_transform_image, on tensor cores; one code in a thousand may differ, by one (of
+   * trellis codes by any step: another path of as little error). */
   const float* transform;
   const void* transform_image;
   const float* mean; /* [num_kv_heads][head_dim], keys: before RoPE; or NULL. With an image 16-byte

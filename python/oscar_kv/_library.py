@@ -87,6 +87,7 @@ class CodecSideStruct(Structure):
         ("pairing", c_int32),
         ("inv_freq", FLOATS),
         ("magnitude", c_float),
+        ("is_trellis", c_int32),
     ]
 
 
@@ -163,6 +164,7 @@ class RopeStruct(Structure):
         ("num_pairs", c_int32),
         ("inv_freq", FLOATS),
         ("magnitude", c_float),
+        ("is_trellis", c_int32),
     ]
 
 

@@ -35,7 +35,8 @@ class Side:
     transform, attend_transform: [num_kv_heads, head_dim, head_dim], None: identity; rotated row =
     (row − mean) · transform; keys: rotated query = query · attend_transform, values: output =
     rotated output · attend_transform. mean: [num_kv_heads, head_dim], of keys before `rope`, None:
-    none. clip_ratio: [num_kv_heads]. scale_fit: 0 plain, 1 unbiased, 2 least squares.
+    none. clip_ratio: [num_kv_heads]. scale_fit: 0 plain, 1 unbiased, 2 least squares. is_trellis:
+    trellis codes, of 2 bits and without zero points.
     """
 
     bits: int
@@ -47,6 +48,7 @@ class Side:
     mean: np.ndarray | None
     clip_ratio: np.ndarray | None
     rope: Rope | None
+    is_trellis: bool = False
 
 
 class Method:
@@ -123,6 +125,7 @@ class Codec:
             array(struct.mean, heads, head_dim),
             array(struct.clip_ratio, heads),
             rope,
+            bool(struct.is_trellis),
         )
 
     def _keys(self, keys: Any) -> np.ndarray:

@@ -41,13 +41,10 @@ oscar_codec_side side_of(const QuantSpec& quant) {
   oscar_codec_side side = {};
   side.bits = quant.bits;
   if (quant.bits == 16) return side;
-  if (quant.codebook == Codebook::kTrellis) {
-    throw Error(ErrorCode::kUnsupported,
-                "trellis codes have no kernels on CUDA; leave trellis out, or use the CPU");
-  }
   side.group_size = quant.group_size;
   side.has_zero_points = quant.codebook == Codebook::kAffine;
   side.scale_fit = static_cast<std::int32_t>(quant.scale_fit);
+  side.is_trellis = quant.codebook == Codebook::kTrellis;
   return side;
 }
 

@@ -21,12 +21,18 @@ Status cuda_failure(const AttendPlan& plan, const char* what, cudaError_t error)
 
 AttendFunction function_of(const AttendPlan& plan) noexcept {
   const AttendShape& shape = plan.shape;
+  const bool is_trellis = shape.key.quant.codebook == Codebook::kTrellis;
   if (plan.kernel == AttendKernel::kHopperDecode) {
+    if (is_trellis) {
+      return sm90::decode_trellis_function(shape.key.head_dim, plan.rows_per_block / 4,
+                                           shape.num_seqs, shape.has_mean);
+    }
     return sm90::decode_function(shape.key.head_dim, shape.key.quant.bits, shape.value.quant.bits,
                                  shape.key.quant.codebook == Codebook::kAffine,
                                  plan.rows_per_block / 4, shape.num_seqs, shape.has_mean);
   }
   if (plan.kernel == AttendKernel::kHopperPrefill) {
+    if (is_trellis) return sm90::prefill_trellis_function(shape.key.head_dim, shape.has_mean);
     return sm90::prefill_function(shape.key.head_dim, shape.key.quant.bits, shape.value.quant.bits,
                                   shape.has_mean);
   }

@@ -49,6 +49,10 @@ namespace sm90 {
 AttendFunction decode_function(int head_dim, int key_bits, int value_bits, bool affine,
                                int head_tiles, int num_seqs, bool has_mean) noexcept;
 AttendFunction prefill_function(int head_dim, int key_bits, int value_bits, bool has_mean) noexcept;
+// Of trellis codes in keys and values.
+AttendFunction decode_trellis_function(int head_dim, int head_tiles, int num_seqs,
+                                       bool has_mean) noexcept;
+AttendFunction prefill_trellis_function(int head_dim, bool has_mean) noexcept;
 }  // namespace sm90
 namespace sm80 {
 AttendFunction attend_function(int head_dim, int rows_per_block, int num_groups,

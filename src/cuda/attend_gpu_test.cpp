@@ -220,28 +220,9 @@ TEST_P(AttendGpu, AGraphServesOtherLengthsAndTables) {
   spec.has_copies = true;
   spec.sink_tokens = 32;
   spec.recent_tokens = 64;
-  RandomCase random_case(spec);
-  const Launch launch = prepare(random_case);
-  cudaStream_t stream;
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  testing::check(cudaStreamCreate(&stream), "stream");
-  testing::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  run(launch, random_case, stream);
-  testing::check(cudaStreamEndCapture(stream, &graph), "end capture");
-  testing::check(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
-  unsigned seed = 40;
-  for (const std::vector<std::int32_t>& lengths :
-       {std::vector<std::int32_t>{500, 900, 128, 1000}, {1, 0, 1000, 64}, {999, 65, 97, 500}}) {
-    random_case.shuffle(lengths, ++seed);
-    random_case.poison_results();
-    testing::check(cudaGraphLaunch(executable, stream), "replay");
-    testing::check(cudaStreamSynchronize(stream), "replay");
-    expect_close(random_case);
-  }
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
+  expect_right_replays(spec);
+  spec.codebook = Codebook::kTrellis;
+  expect_right_replays(spec);
 }
 
 // One token takes half of the weight and all others share the rest evenly, each below 1e-5 of the
@@ -298,11 +279,12 @@ TEST_P(AttendGpu, OutputsInTheRawBasis) {
   unsigned seed = 600;
   for (const int head_dim : {64, 128}) {
     for (const int ratio : {1, 4, 8, 16}) {
-      for (const int key_bits : {2, 3}) {
+      for (const int key_bits : {2, 3, 0}) {  // 0: trellis codes
         for (const int batch : {1, 40}) {
           CaseSpec spec;
           spec.head_dim = head_dim;
-          spec.key_bits = key_bits;
+          spec.key_bits = key_bits == 3 ? 3 : 2;
+          if (key_bits == 0) spec.codebook = Codebook::kTrellis;
           spec.num_q_heads = 2 * ratio;
           spec.num_queries = seed % 3 == 0 ? 2 : 1;
           spec.lengths.assign(std::size_t(batch), 700);

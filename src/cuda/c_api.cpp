@@ -57,10 +57,11 @@ PlaneLayout layout_of(const oscar_cuda_quant& quant, int head_dim, const char* s
                                                  std::to_string(quant.scale_fit) +
                                                  " must be 0, 1 or 2");
   }
+  const Codebook codebook = quant.affine == 0   ? Codebook::kSymmetric
+                            : quant.affine == 2 ? Codebook::kTrellis
+                                                : Codebook::kAffine;
   const PlaneLayout layout{
-      head_dim,
-      {quant.bits, quant.group_size, quant.affine != 0 ? Codebook::kAffine : Codebook::kSymmetric,
-       static_cast<ScaleFit>(quant.scale_fit)}};
+      head_dim, {quant.bits, quant.group_size, codebook, static_cast<ScaleFit>(quant.scale_fit)}};
   layout.validate();
   return layout;
 }

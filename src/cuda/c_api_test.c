@@ -42,6 +42,21 @@ int main(void) {
   expect(oscar_cuda_plan_create(&shape, 0, &plan) != OSCAR_OK, "5 bits");
   expect(strstr(oscar_cuda_last_error(), "5") != NULL, "5 bits are named");
   shape.key = quant;
+  shape.key.affine = 2; /* trellis codes */
+  shape.key.bits = 3;
+  expect(oscar_cuda_plan_create(&shape, 0, &plan) != OSCAR_OK, "trellis codes of 3 bits");
+  expect(strstr(oscar_cuda_last_error(), "trellis codes have 2 bits") != NULL, "which are named");
+  shape.key.bits = 2;
+  shape.value = shape.key;
+  expect(oscar_cuda_plan_create(&shape, 0, &plan) == status, "a plan of trellis codes");
+  if (status == OSCAR_OK) {
+    expect(oscar_cuda_plan_describe(plan, &info) == OSCAR_OK, "describe trellis codes");
+    expect(info.key_plane_bytes == 64 * 34, "as many bytes as symmetric codes");
+    printf("kernel of trellis codes %s\n", info.kernel);
+    oscar_cuda_plan_free(plan);
+    plan = NULL;
+  }
+  shape.key = shape.value = quant;
 
   expect(oscar_cuda_plan_create(&shape, 0, &plan) == status, "a plan, where the device serves");
   if (status == OSCAR_OK) {

@@ -34,9 +34,17 @@ float value_at(const DevicePlane& plane, const std::uint8_t* bytes, int token, i
     const CodePlace high = plane.high(token, channel);
     code += 4 * (bytes[high.byte] >> high.shift & 1);
   }
+  if (plane.trellis) {
+    const auto before = [&](int steps) {
+      const int word = channel / 16 * 16;
+      const CodePlace at = plane.low(token, word + (channel + 16 - steps) % 16);
+      return bytes[at.byte] >> at.shift & 3;
+    };
+    code = 4 * (before(0) >> 1) + 2 * ((before(0) ^ before(2)) & 1) + (before(1) & 1);
+  }
   const int group = channel / plane.group_size;
   const float zero = plane.affine ? bf16_at(plane.zero_offset(group, token))
-                                  : 0.5f * static_cast<float>((1 << plane.bits) - 1);
+                                  : 0.5f * static_cast<float>((1 << plane.level_bits()) - 1);
   return bf16_at(plane.scale_offset(group, token)) * (static_cast<float>(code) - zero);
 }
 
@@ -101,15 +109,15 @@ TEST_P(Dequantize, IsTheDefinition) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, Dequantize,
-                         ::testing::Values(Spec{128, 2, 2, 128, Codebook::kAffine},
-                                           Spec{128, 2, 2, 128, Codebook::kSymmetric},
-                                           Spec{128, 3, 2, 128, Codebook::kSymmetric},
-                                           Spec{128, 4, 4, 64, Codebook::kAffine},
-                                           Spec{64, 2, 2, 64, Codebook::kSymmetric},
-                                           Spec{64, 3, 2, 64, Codebook::kAffine},
-                                           Spec{256, 2, 2, 128, Codebook::kAffine},
-                                           Spec{96, 2, 3, 32, Codebook::kAffine}));
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, Dequantize,
+    ::testing::Values(
+        Spec{128, 2, 2, 128, Codebook::kAffine}, Spec{128, 2, 2, 128, Codebook::kSymmetric},
+        Spec{128, 3, 2, 128, Codebook::kSymmetric}, Spec{128, 4, 4, 64, Codebook::kAffine},
+        Spec{64, 2, 2, 64, Codebook::kSymmetric}, Spec{64, 3, 2, 64, Codebook::kAffine},
+        Spec{256, 2, 2, 128, Codebook::kAffine}, Spec{96, 2, 3, 32, Codebook::kAffine},
+        Spec{64, 2, 2, 64, Codebook::kTrellis}, Spec{96, 2, 2, 32, Codebook::kTrellis},
+        Spec{128, 2, 2, 128, Codebook::kTrellis}, Spec{256, 2, 2, 128, Codebook::kTrellis}));
 
 }  // namespace
 }  // namespace oscar::cuda

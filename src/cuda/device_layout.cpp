@@ -48,10 +48,6 @@ DevicePlane device_plane(const PlaneLayout& layout, Side side) {
     throw Error(ErrorCode::kUnsupported,
                 "16-bit sides have no device layout; legal bits on CUDA: 2, 3, 4");
   }
-  if (quant.codebook == Codebook::kTrellis) {
-    throw Error(ErrorCode::kUnsupported,
-                "trellis codes have no kernels on CUDA; leave trellis out, or use the CPU");
-  }
   const int head_dim = layout.head_dim;
   const bool has_tiles = head_dim == 64 || head_dim == 128 || head_dim == 256;
   const bool has_bits = quant.bits != 3 || side == Side::kKey;
@@ -60,7 +56,8 @@ DevicePlane device_plane(const PlaneLayout& layout, Side side) {
           quant.group_size,
           quant.codebook == Codebook::kAffine,
           has_tiles && has_bits,
-          side};
+          side,
+          quant.codebook == Codebook::kTrellis};
 }
 
 void to_device_order(const PlaneLayout& layout, Side side, const std::uint8_t* src,

@@ -8,11 +8,15 @@
 // (keys), or channel g of tokens 2t, 2t + 1, 2t + 8, 2t + 9 (values). A byte holds codes of one
 // token alone, so tokens are written independently. Shapes without a permutation keep the logical
 // order.
+//
+// Trellis codes (format/trellis.h): a word of sixteen channels stays one little-endian word in its
+// logical order, so that a lane decodes what it loads by itself; docs/adr/0017-cuda-trellis.md.
 #pragma once
 
 #include <cstdint>
 
 #include "format/plane_layout.h"
+#include "format/trellis.h"
 
 #ifdef __CUDACC__
 #define OSCAR_HD __host__ __device__ __forceinline__
@@ -41,7 +45,11 @@ struct DevicePlane {
   bool affine = false;
   bool permuted = false;
   Side side = Side::kKey;
+  bool trellis = false;  // 2 bits, not affine
 
+  OSCAR_HD int level_bits() const { return trellis ? 3 : bits; }
+  // The zero point where none is stored.
+  OSCAR_HD float centre() const { return static_cast<float>((1 << level_bits()) - 1) / 2; }
   OSCAR_HD int num_groups() const { return head_dim / group_size; }
   OSCAR_HD int low_bits() const { return bits == 4 ? 4 : 2; }
   OSCAR_HD int codes_per_byte() const { return bits == 4 ? 2 : 4; }
@@ -58,7 +66,7 @@ struct DevicePlane {
   // The channels of one byte are first, first + stride, …; byte k of a token starts at channel
   // first_channel(k, …).
   OSCAR_HD int low_stride() const {
-    if (!permuted) return 1;
+    if (!permuted || trellis) return 1;
     if (side == Side::kValue || (head_dim == 64 && bits != 4)) return 16;
     return 32;
   }
@@ -73,7 +81,25 @@ struct DevicePlane {
       const int row = token * (low_bytes_per_token() + high_bytes_per_token());
       return {row + channel / codes_per_byte(), low_bits() * (channel % codes_per_byte())};
     }
+    if (trellis) {
+      const CodePlace code = {channel % kTrellisChannels / 4, 2 * (channel % 4)};
+      return {trellis_word(token, channel / kTrellisChannels) + code.byte, code.shift};
+    }
     return side == Side::kKey ? key_low(token, channel) : value_low(token, channel);
+  }
+
+  // Offset of word `word` of a token of trellis codes, a multiple of 4.
+  OSCAR_HD int trellis_word(int token, int word) const {
+    if (!permuted) return token * low_bytes_per_token() + 4 * word;
+    return side == Side::kKey ? key_word(token, word) : value_word(token, word);
+  }
+  // The level of a channel; bytes: of the plane. Trellis codes only.
+  OSCAR_HD int trellis_level(const std::uint8_t* bytes, int token, int channel) const {
+    const std::uint8_t* p = bytes + trellis_word(token, channel / kTrellisChannels);
+    const std::uint32_t codes =
+        p[0] | p[1] << 8 | p[2] << 16 | static_cast<std::uint32_t>(p[3]) << 24;
+    const int shift = 2 * (channel % kTrellisChannels);
+    return static_cast<int>((trellis_low_bits(codes) >> shift & 3) | (codes >> shift & 2) << 1);
   }
 
   // The third bit; bits == 3 only.
@@ -116,6 +142,24 @@ struct DevicePlane {
     const int tile = slab * (head_dim / tile_channels) + channel / tile_channels;
     const int word = n % 4 / 2 * 2 + half;
     return {(tile * 32 + lane) * 16 + word * 4 + n % 2 * 2 + e, low_bits() * (n / 4)};
+  }
+
+  // Tiles of trellis words, of head size 128 and 256 as many as of plain codes and as large. Keys:
+  // lane 4g + t holds words t (and t + 4) of tokens g and g + 8.
+  OSCAR_HD int key_word(int token, int word) const {
+    const int slab = token / kSlab, half = token % kSlab / 8;
+    const int lane = 4 * (token % 8) + word % 4;
+    if (head_dim == 64) return (slab / 2 * 32 + lane) * 16 + (slab % 2 * 2 + half) * 4;
+    const int tile = slab * (head_dim / 128) + word / 8;
+    return (tile * 32 + lane) * 16 + (word % 8 / 4 * 2 + half) * 4;
+  }
+  // Values: word g of four tokens in lane 4g + t; of head size 64 lanes g and g ^ 1 share it.
+  OSCAR_HD int value_word(int token, int word) const {
+    const int slab = token / kSlab, t = token % 8 / 2;
+    const int in_lane = (token % kSlab / 8 * 2 + token % 2) * 4;
+    if (head_dim == 64) return (slab * 16 + 4 * word + t) * 16 + in_lane;
+    const int tile = slab * (head_dim / 128) + word / 8;
+    return (tile * 32 + 4 * (word % 8) + t) * 16 + in_lane;
   }
 
   OSCAR_HD CodePlace value_low(int token, int channel) const {

@@ -22,14 +22,16 @@ std::vector<PlaneLayout> all_layouts() {
         layouts.push_back({head_dim, {bits, 16, codebook}});
       }
     }
+    layouts.push_back({head_dim, {2, head_dim, Codebook::kTrellis}});
+    layouts.push_back({head_dim, {2, 16, Codebook::kTrellis}});
   }
   return layouts;
 }
 
 std::string name_of(const PlaneLayout& layout, Side side) {
   return std::string(side == Side::kKey ? "key" : "value") + " d" +
-         std::to_string(layout.head_dim) + " bits " + std::to_string(layout.quant.bits) +
-         " group " + std::to_string(layout.quant.group_size);
+         std::to_string(layout.head_dim) + " bits " + std::to_string(layout.quant.bits) + " " +
+         codebook_name(layout.quant.codebook) + " group " + std::to_string(layout.quant.group_size);
 }
 
 // Every bit of the plane belongs to exactly one code bit or metadata bit.
@@ -119,6 +121,42 @@ TEST(DeviceLayout, FastShapesArePermuted) {
   EXPECT_FALSE(device_plane({96, {2, 96}}, Side::kKey).permuted);
 }
 
+// A word is four bytes in order, aligned, and its levels are those of the definition.
+TEST(DeviceLayout, TrellisWordsStayWhole) {
+  std::mt19937 random(11);
+  for (const int head_dim : {32, 64, 80, 128, 256}) {
+    const PlaneLayout layout{head_dim, {2, head_dim, Codebook::kTrellis}};
+    std::vector<std::uint8_t> logical(layout.plane_bytes()), device(logical.size());
+    for (std::uint8_t& byte : logical) byte = static_cast<std::uint8_t>(random());
+    for (const Side side : {Side::kKey, Side::kValue}) {
+      SCOPED_TRACE(name_of(layout, side));
+      const DevicePlane plane = device_plane(layout, side);
+      EXPECT_TRUE(plane.trellis);
+      EXPECT_EQ(plane.permuted, head_dim != 32 && head_dim != 80);
+      to_device_order(layout, side, logical.data(), device.data());
+      for (int token = 0; token < kPageTokens; ++token) {
+        const auto code = [&](int word, int t) {
+          const int channel = 16 * word + (t + 16) % 16;
+          const int at = token * head_dim / 4 + channel / 4;
+          return logical[static_cast<std::size_t>(at)] >> 2 * (channel % 4) & 3;
+        };
+        for (int word = 0; word < head_dim / 16; ++word) {
+          const int at = plane.trellis_word(token, word);
+          ASSERT_EQ(at % 4, 0);
+          for (int t = 0; t < 16; ++t) {
+            ASSERT_EQ(plane.low(token, 16 * word + t).byte, at + t / 4);
+            ASSERT_EQ(plane.low(token, 16 * word + t).shift, 2 * (t % 4));
+            const int level = 4 * (code(word, t) >> 1) +
+                              2 * ((code(word, t) ^ code(word, t - 2)) & 1) +
+                              (code(word, t - 1) & 1);
+            ASSERT_EQ(plane.trellis_level(device.data(), token, 16 * word + t), level);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(DeviceLayout, RefusesExactSides) {
   EXPECT_THROW(device_plane({64, {16, 64}}, Side::kKey), Error);
 }
@@ -138,6 +176,32 @@ void expect_operands_of() {
     EXPECT_EQ(C::value_shift(at), value.low(5, at).shift) << kHeadDim << " " << at;
   }
   EXPECT_EQ(seen, std::vector<int>(kHeadDim, 1));
+}
+
+// Of trellis codes: every channel once, levels in the lower and the upper half byte of their byte.
+template <int kHeadDim>
+void expect_trellis_operands_of() {
+  using C = sm90::PrefillConfig<kHeadDim, 2, 2, false, true>;
+  std::vector<int> keys(kHeadDim), values(kHeadDim);
+  for (int at = 0; at < kHeadDim; ++at) {
+    const sm90::KeyElement element = sm90::key_element<C>(at);
+    ++keys.at(std::size_t(element.channel));
+    EXPECT_EQ(element.shift, element.channel % 4 / 2 * 4);
+    const int channel = trellis_value_channel(kHeadDim, at);
+    ++values.at(std::size_t(channel));
+    EXPECT_EQ(C::value_position(channel), at);
+    EXPECT_EQ(C::value_shift(at), channel % 4 / 2 * 4);
+  }
+  EXPECT_EQ(keys, std::vector<int>(kHeadDim, 1));
+  EXPECT_EQ(values, std::vector<int>(kHeadDim, 1));
+}
+
+TEST(DeviceLayout, PrefillOperandsOfTrellisCodes) {
+#define OSCAR_HOPPER_PREFILL_TRELLIS(d) expect_trellis_operands_of<d>();
+#include "cuda/sm90/prefill/kernels_trellis.inc"
+  for (int position = 0; position < 256; ++position) {
+    EXPECT_EQ(trellis_value_position(256, trellis_value_channel(256, position)), position);
+  }
 }
 
 TEST(DeviceLayout, PrefillOperandsAreWhereThePlaneHasThem) {

@@ -204,9 +204,31 @@ TEST_F(EncodeGpu, BytesOfEverySpec) {
   }
 }
 
+TEST_F(EncodeGpu, BytesOfTrellisCodes) {
+  unsigned seed = 500;
+  for (const int head_dim : {32, 64, 80, 128, 256}) {
+    for (const ScaleFit fit : {ScaleFit::kPlain, ScaleFit::kUnbiased, ScaleFit::kLeastSquares}) {
+      for (const int group : {head_dim, 16}) {
+        for (const bool has_transform : {false, true}) {
+          EncodeCase c;
+          c.head_dim = head_dim;
+          c.num_tokens = seed % 2 == 0 ? 200 : 700;
+          c.key = c.value = {2, group, Codebook::kTrellis, fit};
+          if (seed % 5 == 0) c.key.codebook = Codebook::kSymmetric;
+          c.has_transform = has_transform;
+          c.seed = ++seed;
+          SCOPED_TRACE("seed " + std::to_string(seed));
+          expect_equal_bytes(c);
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(EncodeGpu, HostileRows) {
   unsigned seed = 1000;
-  for (const Codebook codebook : {Codebook::kAffine, Codebook::kSymmetric}) {
+  for (const Codebook codebook : {Codebook::kAffine, Codebook::kSymmetric, Codebook::kTrellis}) {
     for (const ScaleFit fit : {ScaleFit::kPlain, ScaleFit::kUnbiased, ScaleFit::kLeastSquares}) {
       for (const float clip : {0.01f, 0.5f, 0.96f, 1.0f}) {
         EncodeCase c;
@@ -217,6 +239,8 @@ TEST_F(EncodeGpu, HostileRows) {
         c.seed = ++seed;
         SCOPED_TRACE("seed " + std::to_string(seed));
         expect_equal_bytes(c);
+        c.num_tokens = 600;  // by the kernels of many tokens
+        if (codebook == Codebook::kTrellis) expect_equal_bytes(c);
         if (HasFailure()) return;
       }
     }
@@ -224,10 +248,12 @@ TEST_F(EncodeGpu, HostileRows) {
 }
 
 TEST_F(EncodeGpu, ManyValues) {
-  for (const Codebook codebook : {Codebook::kAffine, Codebook::kSymmetric}) {
+  for (const Codebook codebook : {Codebook::kAffine, Codebook::kSymmetric, Codebook::kTrellis}) {
     EncodeCase c;
     c.num_kv_heads = 4;
-    c.num_tokens = 50000;  // 2 · 50000 · 4 · 128 values a case, 1e8 in all
+    // 2 · 50000 · 4 · 128 values a case, 1e8 in all; a fifth as many of trellis codes, which take
+    // the CPU longer.
+    c.num_tokens = codebook == Codebook::kTrellis ? 10000 : 50000;
     c.key = {2, 128, codebook, ScaleFit::kUnbiased};
     c.value = {2, 128, codebook, ScaleFit::kPlain};
     c.has_transform = false;

@@ -84,6 +84,29 @@ void check_shape(const AttendShape& shape) {
   }
 }
 
+bool is_trellis(const QuantSpec& quant) { return quant.codebook == Codebook::kTrellis; }
+
+// "keys of 2 and values of 2 bits, trellis codes"
+std::string codes_text(const AttendShape& shape) {
+  const QuantSpec &key = shape.key.quant, &value = shape.value.quant;
+  return "keys of " + text(key.bits) + " and values of " + text(value.bits) + " bits" +
+         (is_trellis(key) ? ", trellis codes" : "");
+}
+
+bool has_hopper_trellis(int head_dim, bool has_mean) {
+#define OSCAR_HOPPER_DECODE_TRELLIS(d, mean) \
+  if (head_dim == d && has_mean == mean) return true;
+#include "cuda/sm90/decode/kernels_trellis.inc"
+  return false;
+}
+
+bool has_hopper_prefill_trellis(int head_dim) {
+#define OSCAR_HOPPER_PREFILL_TRELLIS(d) \
+  if (head_dim == d) return true;
+#include "cuda/sm90/prefill/kernels_trellis.inc"
+  return false;
+}
+
 bool has_hopper_kernel(int head_dim, int key_bits, int value_bits) {
 #define OSCAR_HOPPER_DECODE(d, k, v) \
   if (head_dim == d && key_bits == k && value_bits == v) return true;
@@ -116,9 +139,11 @@ std::string prefill_refusal(const AttendShape& shape, const DeviceInfo& device) 
   const QuantSpec &key = shape.key.quant, &value = shape.value.quant;
   const int head_dim = shape.key.head_dim;
   if (const char* reason = no_hopper(device)) return reason;
-  if (!has_hopper_prefill(head_dim, key.bits, value.bits)) {
-    return "no kernel for head size " + text(head_dim) + ", keys of " + text(key.bits) +
-           " and values of " + text(value.bits) + " bits";
+  // Affine and symmetric codes may be mixed.
+  if (is_trellis(key) != is_trellis(value)) return "keys and values have different codebooks";
+  if (is_trellis(key) ? !has_hopper_prefill_trellis(head_dim)
+                      : !has_hopper_prefill(head_dim, key.bits, value.bits)) {
+    return "no kernel for head size " + text(head_dim) + ", " + codes_text(shape);
   }
   if (key.group_size != head_dim || value.group_size != head_dim) {
     return "groups smaller than the head";
@@ -135,9 +160,10 @@ std::string hopper_refusal(const AttendShape& shape, const DeviceInfo& device) {
   const QuantSpec &key = shape.key.quant, &value = shape.value.quant;
   const int head_dim = shape.key.head_dim;
   if (const char* reason = no_hopper(device)) return reason;
-  if (!has_hopper_kernel(head_dim, key.bits, value.bits)) {
-    return "no Hopper kernel for head size " + text(head_dim) + ", keys of " + text(key.bits) +
-           " and values of " + text(value.bits) + " bits";
+  const bool has_kernel = is_trellis(key) ? has_hopper_trellis(head_dim, false)
+                                          : has_hopper_kernel(head_dim, key.bits, value.bits);
+  if (!has_kernel) {
+    return "no Hopper kernel for head size " + text(head_dim) + ", " + codes_text(shape);
   }
   if (key.codebook != value.codebook) return "keys and values have different codebooks";
   const int chunk = std::min(head_dim, 128);
@@ -154,9 +180,11 @@ std::string hopper_refusal(const AttendShape& shape, const DeviceInfo& device) {
   if (shape.num_seqs > kMaxHopperSeqs) {
     return text(shape.num_seqs) + " sequences are more than " + text(kMaxHopperSeqs);
   }
-  if (shape.has_mean && !has_hopper_mean(head_dim, key.bits, value.bits)) {
-    return "no Hopper kernel with the key mean for head size " + text(head_dim) + ", keys of " +
-           text(key.bits) + " and values of " + text(value.bits) + " bits";
+  const bool has_mean_kernel = is_trellis(key) ? has_hopper_trellis(head_dim, true)
+                                               : has_hopper_mean(head_dim, key.bits, value.bits);
+  if (shape.has_mean && !has_mean_kernel) {
+    return "no Hopper kernel with the key mean for head size " + text(head_dim) + ", " +
+           codes_text(shape);
   }
   if (shape.has_mean && shape.mean_pairs > kHopperMeanPairs) {
     return "a key mean of " + text(shape.mean_pairs) + " pairs has more than " +

@@ -75,6 +75,37 @@ TEST(AttendPlan, TakesFewPairsOfTheKeyMeanFast) {
   EXPECT_NE(refusal_of(shape, kH200).find("65"), std::string::npos);
 }
 
+TEST(AttendPlan, TrellisCodesHaveKernelsOfTheirOwn) {
+  AttendShape shape = decode_shape(8, 1000);
+  shape.key.quant.codebook = shape.value.quant.codebook = Codebook::kTrellis;
+  for (const int head_dim : {64, 128, 256}) {
+    shape.key.head_dim = shape.value.head_dim = head_dim;
+    shape.key.quant.group_size = shape.value.quant.group_size = head_dim;
+    EXPECT_EQ(plan_attend(shape, kH200).kernel, AttendKernel::kHopperDecode);
+    shape.num_queries = 100;
+    EXPECT_EQ(plan_attend(shape, kH200).kernel,
+              head_dim == 256 ? AttendKernel::kGeneric : AttendKernel::kHopperPrefill);
+    shape.num_queries = 1;
+  }
+  shape.has_mean = true;
+  shape.mean_pairs = 8;
+  const AttendPlan wide = plan_attend(shape, kH200);
+  EXPECT_EQ(wide.kernel, AttendKernel::kGeneric);
+  EXPECT_NE(wide.reason.find("trellis"), std::string::npos) << wide.reason;
+  shape.key = shape.value = {128, {2, 128, Codebook::kTrellis}};
+  EXPECT_EQ(plan_attend(shape, kH200).kernel, AttendKernel::kHopperDecode);
+  EXPECT_EQ(plan_attend(shape, kA100).kernel, AttendKernel::kGeneric);
+  shape.value.quant.codebook = Codebook::kSymmetric;
+  for (const int num_queries : {1, 100}) {
+    shape.num_queries = num_queries;
+    const AttendPlan mixed = plan_attend(shape, kH200);
+    EXPECT_EQ(mixed.kernel, AttendKernel::kGeneric);
+    EXPECT_NE(mixed.reason.find("different codebooks"), std::string::npos) << mixed.reason;
+  }
+  shape.key.quant.bits = 3;
+  EXPECT_NE(refusal_of(shape, kH200).find("trellis codes have 2 bits"), std::string::npos);
+}
+
 TEST(AttendPlan, ChunksOfQueriesShareUnpackedPages) {
   AttendShape shape = decode_shape(1, 32768);
   shape.num_queries = 512;  // 2048 rows a KV head: sixteen blocks of 128, eight heads

@@ -45,7 +45,8 @@ class CudaStep:
 def _quant(side: Side) -> Quant:
     if side.bits == 16:
         raise UnsupportedError("16-bit keys or values have no CUDA kernel; right: 2, 3 or 4 bits")
-    return Quant(side.bits, side.group_size, int(side.has_zero_points), side.scale_fit)
+    affine = 2 if side.is_trellis else int(side.has_zero_points)
+    return Quant(side.bits, side.group_size, affine, side.scale_fit)
 
 
 def current_stream() -> ctypes.c_void_p:

@@ -18,6 +18,7 @@ __device__ __forceinline__ float bf16_at(const std::uint8_t* bytes) {
 
 __device__ __forceinline__ int code_at(const DevicePlane& plane, const std::uint8_t* bytes,
                                        int token, int channel) {
+  if (plane.trellis) return plane.trellis_level(bytes, token, channel);
   const CodePlace low = plane.low(token, channel);
   int code = bytes[low.byte] >> low.shift & ((1 << plane.low_bits()) - 1);
   if (plane.bits == 3) {
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   const int items = plane.head_dim / kChannels;
-  const float middle = 0.5f * static_cast<float>((1 << plane.bits) - 1);
+  const float middle = plane.centre();
   for (int i = static_cast<int>(threadIdx.x); i < kPageTokens * items; i += kThreads) {
     const int token = i / items, channel = i % items * kChannels;
     const std::int64_t row = page * kPageTokens + token - params.first_token;

@@ -7,6 +7,7 @@
 
 #include "cuda/encode/fragments.h"
 #include "cuda/encode/packed_kernel.cuh"
+#include "cuda/encode/trellis_rows.cuh"
 
 namespace oscar::cuda::encode {
 
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(kFragmentThreads<kSource>, 1)
     }
     __syncthreads();
   }
-  const RowRules rules = rules_of(job);
+  const RowRules rules = rules_of(job, false);
   const RankGuess guess = RankGuess::of(rules.clip_ratio, kHeadDim);
   const std::int64_t first_slot = params.slots[0];
   const int shift = first_slot < 0 ? 0 : static_cast<int>(first_slot % kSlab);
@@ -189,9 +190,31 @@ __global__ void __launch_bounds__(kFragmentThreads<kSource>, 1)
   }
 }
 
+// Eight rows of a block, which its first warp has in fragments: all warps search, two lanes a word.
+template <int kHeadDim>
+__device__ __forceinline__ void encode_few_trellis(RowFragment<kHeadDim / 8>& v, float* words,
+                                                   const TileJob& job, const RowRules& rules,
+                                                   const RankGuess& guess, std::int64_t slot) {
+  const TrellisRows<kHeadDim> rows{words};
+  TrellisScale scale;
+  if (threadIdx.x < 32 && !rows.prepare(v, rules, guess, slot >= 0, scale) &&
+      job.params.non_finite != nullptr) {
+    *job.params.non_finite = 1;
+  }
+  __syncthreads();
+  constexpr int kWords = 8 * TrellisRows<kHeadDim>::kWords;
+  static_assert(kWords % 16 == 0 && 32 * kFewWarps >= 2 * kWords);
+  const int word = static_cast<int>(threadIdx.x) / 2;
+  if (word < kWords) search_word_together(words, word, threadIdx.x & 1);
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  rows.store(plane_of(job, slot), static_cast<int>(slot & (kPageTokens - 1)), job.side_index,
+             rows.fitted(v, rules, scale));
+}
+
 // Few tokens: a block takes eight rows, its warps share the columns of the transform. grid: (tokens
 // / 8, heads, sides).
-template <int kHeadDim, Source kSource, bool kPacked>
+template <int kHeadDim, Source kSource, Coding kCoding>
 __global__ void __launch_bounds__(32 * kFewWarps, 1)
     encode_few_kernel(const __grid_constant__ EncodeParams params) {
   constexpr int kTiles = kHeadDim / 8, kCount = kTiles / kFewWarps, kStride = kHeadDim + 8;
@@ -201,7 +224,9 @@ __global__ void __launch_bounds__(32 * kFewWarps, 1)
   const TileJob job{params, params.sides[side_index], static_cast<int>(blockIdx.y), side_index, 0,
                     0};
   constexpr bool kTransform = kSource != Source::kRotated, kMean = kSource == Source::kLessMean;
-  if (job.side.rows == nullptr || (!kTransform && warp != 0)) return;
+  // Of the other warps, what is done after the transform takes the search alone.
+  constexpr bool kSearch = kCoding == Coding::kTrellis;
+  if (job.side.rows == nullptr || (!kTransform && warp != 0 && !kSearch)) return;
   int tokens[1] = {static_cast<int>(blockIdx.x) * kFewTokens + g};
   if (tokens[0] >= params.num_tokens) tokens[0] = -1;
   const std::int64_t slots[1] = {tokens[0] < 0 ? -1 : params.slots[tokens[0]]};
@@ -212,7 +237,7 @@ __global__ void __launch_bounds__(32 * kFewWarps, 1)
   std::int64_t copies[1];
   copy_slots_of<1>(params, tokens, copies);
   const bool has_copies = any_copy<1>(copies);
-  const RowRules rules = rules_of(job);
+  const RowRules rules = rules_of(job, kSearch);
   const RankGuess guess = RankGuess::of(rules.clip_ratio, kHeadDim);
   RowFragments<kTiles, 1> v;
   if constexpr (kTransform) {
@@ -252,15 +277,18 @@ __global__ void __launch_bounds__(32 * kFewWarps, 1)
       gather(kMean ? 1 : 0);
       copy_rows<kHeadDim, 1>(v, job, copies);
     }
-    if (warp != 0) return;
+    if (warp != 0 && !kSearch) return;
     gather(0);
   } else {
     RowWords<kTiles, 1> words;
     raw.words(words);
     widen_words<kTiles, 1>(v, words);
-    if (has_copies) copy_rows<kHeadDim, 1>(v, job, copies);
+    if (has_copies && (!kSearch || warp == 0)) copy_rows<kHeadDim, 1>(v, job, copies);
   }
-  if constexpr (kPacked) {
+  if constexpr (kSearch) {
+    __shared__ float words[TrellisRows<kHeadDim>::kBytes / 4];
+    encode_few_trellis<kHeadDim>(v, words, job, rules, guess, slots[0]);
+  } else if constexpr (kCoding == Coding::kPacked) {
     const bool is_live[1] = {slots[0] >= 0};
     RowBytes rows[1] = {};
     uint32_t scale_zero[1];

@@ -11,23 +11,24 @@ namespace {
 constexpr std::int64_t kMostFewTokens = 512;
 
 template <int kHeadDim, Source kSource>
-cudaError_t launch(const EncodeParams& params, bool is_packed, const Card& card,
+cudaError_t launch(const EncodeParams& params, Coding coding, const Card& card,
                    cudaStream_t stream) {
   if (params.num_tokens <= kMostFewTokens) {
     const dim3 grid(static_cast<unsigned>((params.num_tokens + kFewTokens - 1) / kFewTokens),
                     static_cast<unsigned>(params.num_kv_heads), 2);
-    if (is_packed) {
-      encode_few_kernel<kHeadDim, kSource, true><<<grid, 32 * kFewWarps, 0, stream>>>(params);
-    } else {
-      encode_few_kernel<kHeadDim, kSource, false><<<grid, 32 * kFewWarps, 0, stream>>>(params);
-    }
+    const auto kernel =
+        coding == Coding::kPacked    ? encode_few_kernel<kHeadDim, kSource, Coding::kPacked>
+        : coding == Coding::kTrellis ? encode_few_kernel<kHeadDim, kSource, Coding::kTrellis>
+                                     : encode_few_kernel<kHeadDim, kSource, Coding::kFloat>;
+    kernel<<<grid, 32 * kFewWarps, 0, stream>>>(params);
     return cudaGetLastError();
   }
+  if (coding == Coding::kTrellis) return run_trellis(params, kHeadDim, kSource, card, stream);
   const int image_bytes = kSource == Source::kRotated
                               ? 0
                               : static_cast<int>(kTransformParts * transform_part_bytes(kHeadDim));
   const int packed_bytes = image_bytes + kPackedTableBytes<kHeadDim, kSource>;
-  if (is_packed) {
+  if (coding == Coding::kPacked) {
     if (kSource != Source::kRotated && card.compute_capability == 90 && sm90::has_code()) {
       return sm90::run_packed(params, kHeadDim, kSource == Source::kLessMean, card, stream);
     }
@@ -42,13 +43,13 @@ cudaError_t launch(const EncodeParams& params, bool is_packed, const Card& card,
 }
 
 template <int kHeadDim>
-cudaError_t launch(const EncodeParams& params, Source source, bool is_packed, const Card& card,
+cudaError_t launch(const EncodeParams& params, Source source, Coding coding, const Card& card,
                    cudaStream_t stream) {
   return source == Source::kRotated
-             ? launch<kHeadDim, Source::kRotated>(params, is_packed, card, stream)
+             ? launch<kHeadDim, Source::kRotated>(params, coding, card, stream)
          : source == Source::kTransform
-             ? launch<kHeadDim, Source::kTransform>(params, is_packed, card, stream)
-             : launch<kHeadDim, Source::kLessMean>(params, is_packed, card, stream);
+             ? launch<kHeadDim, Source::kTransform>(params, coding, card, stream)
+             : launch<kHeadDim, Source::kLessMean>(params, coding, card, stream);
 }
 
 }  // namespace
@@ -65,7 +66,10 @@ FragmentRoute route_of(const EncodeSide& side) noexcept {
   const Source source = side.transform_image == nullptr ? Source::kRotated
                         : side.mean == nullptr          ? Source::kTransform
                                                         : Source::kLessMean;
-  return {source, side.plane.head_dim, side.plane.bits == 2};
+  const Coding coding = side.plane.trellis     ? Coding::kTrellis
+                        : side.plane.bits == 2 ? Coding::kPacked
+                                               : Coding::kFloat;
+  return {source, side.plane.head_dim, coding};
 }
 
 cudaError_t run_fragments(const EncodeParams& params, const FragmentRoute& route,
@@ -83,8 +87,8 @@ cudaError_t run_fragments(const EncodeParams& params, const FragmentRoute& route
   card.compute_capability =
       10 * read(cudaDevAttrComputeCapabilityMajor) + read(cudaDevAttrComputeCapabilityMinor);
   if (error != cudaSuccess) return error;
-  return route.head_dim == 64 ? launch<64>(params, route.source, route.is_packed, card, stream)
-                              : launch<128>(params, route.source, route.is_packed, card, stream);
+  return route.head_dim == 64 ? launch<64>(params, route.source, route.coding, card, stream)
+                              : launch<128>(params, route.source, route.coding, card, stream);
 }
 
 }  // namespace oscar::cuda::encode

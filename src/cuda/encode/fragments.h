@@ -14,16 +14,28 @@ enum class Source {
   kLessMean,   // rows less the mean, times the image
 };
 
+// How rows become codes.
+enum class Coding {
+  kFloat,    // in float32
+  kPacked,   // plain codes of 2 bits: two channels an instruction
+  kTrellis,  // a search for every word
+};
+
 // What tells the kernel of a side.
 struct FragmentRoute {
   Source source;
   int head_dim;
-  bool is_packed;  // codes of 2 bits: two channels an instruction
+  Coding coding;
   bool operator==(const FragmentRoute&) const = default;
 };
 
 bool serves(const EncodeSide& side) noexcept;
 FragmentRoute route_of(const EncodeSide& side) noexcept;  // of a side that is served
+
+struct Card;
+// Many tokens of trellis codes; head size 64 or 128.
+cudaError_t run_trellis(const EncodeParams& params, int head_dim, Source source, const Card& card,
+                        cudaStream_t stream);
 
 // Sides without rows are left out; the others have the route.
 cudaError_t run_fragments(const EncodeParams& params, const FragmentRoute& route,

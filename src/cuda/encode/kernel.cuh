@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cuda/encode/quantizer.cuh"
+#include "cuda/encode/trellis_search.cuh"
 #include "cuda/encode_params.h"
 
 namespace oscar::cuda::encode {
@@ -125,7 +126,8 @@ __device__ __forceinline__ void quantize_rows(const TileJob& job, Tile<kMaxDim>&
   constexpr int kPerLane = kMaxDim / kRowLanes;
   const DevicePlane& plane = job.side.plane;
   const RowRules rules{plane.bits,   plane.head_dim,     plane.group_size,
-                       plane.affine, job.side.scale_fit, job.side.clip_ratio[job.head]};
+                       plane.affine, job.side.scale_fit, job.side.clip_ratio[job.head],
+                       false};
   const int lane = threadIdx.x % kRowLanes;
   for (int row = threadIdx.x / kRowLanes; row < kTileTokens; row += kThreads / kRowLanes) {
     RowQuantizer<kPerLane, kWhole> quantizer{rules, {}};
@@ -153,6 +155,86 @@ __device__ __forceinline__ void quantize_rows(const TileJob& job, Tile<kMaxDim>&
       if (quantizer.has(i)) tile.codes[row][i * kRowLanes + lane] = codes[i];
     }
   }
+}
+
+// The same of trellis codes, and their words to the pages. Positions, words and scales lie where
+// the raw rows were. Ends with a barrier.
+template <int kMaxDim, bool kWhole>
+__device__ __forceinline__ void quantize_trellis_rows(const TileJob& job, Tile<kMaxDim>& tile) {
+  constexpr int kPerLane = kMaxDim / kRowLanes, kMostWords = kMaxDim / kTrellisChannels;
+  static_assert(sizeof tile.raw >= 4 * kTileTokens * kMostWords * (kTrellisStride + 1));
+  const DevicePlane& plane = job.side.plane;
+  const RowRules rules{plane.bits, plane.head_dim,     plane.group_size,
+                       false,      job.side.scale_fit, job.side.clip_ratio[job.head],
+                       true};
+  float* words = tile.raw[0];
+  float* scales = words + kTileTokens * kMostWords * kTrellisStride;
+  const int lane = threadIdx.x % kRowLanes, num_words = plane.head_dim / kTrellisChannels;
+  const int per_lane = plane.group_size / kRowLanes, num_groups = kWhole ? 1 : plane.num_groups();
+  // Channel 8i + lane of a row.
+  const auto word_of = [&](int row, int i) { return row * num_words + i / 2; };
+  const auto slot_of = [&](int row) {
+    return row < job.num_tokens ? job.params.slots[job.first_token + row] : -1;
+  };
+  const auto for_each_row = [&](auto f) {
+    for (int row = threadIdx.x / kRowLanes; row < kTileTokens; row += kThreads / kRowLanes) {
+      RowQuantizer<kPerLane, kWhole> quantizer{rules, {}};
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        quantizer.y[i] = quantizer.has(i) ? tile.rotated[row][i * kRowLanes + lane] : 0.0f;
+      }
+      const bool is_finite = quantizer.make_finite();
+      f(row, quantizer, is_finite);
+    }
+  };
+  for_each_row([&](int row, const auto& quantizer, bool is_finite) {
+    const float threshold = quantizer.clip_threshold();
+    if (!is_finite && lane == 0 && slot_of(row) >= 0 && job.params.non_finite != nullptr) {
+      *job.params.non_finite = 1;
+    }
+    for (int group = 0; group < num_groups; ++group) {
+      const int first = group * per_lane, end = first + per_lane;
+      const float scale =
+          quantizer.choose_scale(first, end, threshold, quantizer.largest_magnitude(first, end))
+              .scale;
+      if (lane == 0) scales[row * kMostWords + group] = scale;
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        if (!quantizer.has(i) || !quantizer.within(i, first, end)) continue;
+        const float clipped = fminf(fmaxf(quantizer.y[i], -threshold), threshold);
+        words[word_of(row, i) * kTrellisStride + i % 2 * 8 + lane] =
+            __fadd_rn(__fdiv_rn(clipped, scale == 0 ? 1.0f : scale), 3.5f);
+      }
+    }
+  });
+  __syncthreads();
+  for (int word = threadIdx.x; word < kTileTokens * num_words; word += kThreads) {
+    search_word(words, word);
+    const int row = word / num_words;
+    const std::int64_t slot = slot_of(row);
+    std::uint8_t* base = plane_of(job, slot);
+    if (base == nullptr) continue;
+    const int at = plane.trellis_word(static_cast<int>(slot % kPageTokens), word % num_words);
+    *reinterpret_cast<std::uint32_t*>(base + at) = codes_of_word(words, word);
+  }
+  __syncthreads();
+  for_each_row([&](int row, const auto& quantizer, bool) {
+    const std::int64_t slot = slot_of(row);
+    std::uint8_t* base = plane_of(job, slot);
+    for (int group = 0; group < num_groups; ++group) {
+      const int first = group * per_lane, end = first + per_lane;
+      float scale = scales[row * kMostWords + group];
+      if (rules.fit != ScaleFit::kPlain) {
+        scale = quantizer.fitted(first, end, scale, [&](int i) {
+          return centred_level(codes_of_word(words, word_of(row, i)), i % 2 * 8 + lane);
+        });
+      }
+      if (base == nullptr || lane != 0) continue;
+      store_half(base + plane.scale_offset(group, static_cast<int>(slot % kPageTokens)),
+                 __float_as_uint(scale) >> 16);
+    }
+  });
+  __syncthreads();
 }
 
 // Composes every byte of every token and stores it: bytes hold codes of one token alone. Given the
@@ -252,9 +334,13 @@ __global__ void __launch_bounds__(kThreads, kMaxDim == 256 ? 2 : 4)
   __syncthreads();
   transform_rows(job, tile);
   __syncthreads();
-  quantize_rows<kMaxDim, kWhole>(job, tile);
-  __syncthreads();
-  store_codes(job, tile);
+  if (job.side.plane.trellis) {
+    quantize_trellis_rows<kMaxDim, kWhole>(job, tile);
+  } else {
+    quantize_rows<kMaxDim, kWhole>(job, tile);
+    __syncthreads();
+    store_codes(job, tile);
+  }
   if (params.copies == nullptr) return;
   bool any_copy = false;
   for (int row = 0; row < job.num_tokens; ++row) {

@@ -230,7 +230,7 @@ __global__ void __launch_bounds__((packed_threads<kHeadDim, kSource>(kThisCapabi
     }
     __syncthreads();
   }
-  const RowRules rules = rules_of(job);
+  const RowRules rules = rules_of(job, false);
   const RankGuess guess = RankGuess::of(rules.clip_ratio, kHeadDim);
   const std::int64_t first_slot = params.slots[0];
   const int shift = first_slot < 0 ? 0 : static_cast<int>(first_slot % kSlab);

@@ -43,6 +43,27 @@ struct RowRules {
   bool affine;
   ScaleFit fit;
   float clip_ratio;
+  bool trellis = false;  // 2 bits, not affine
+
+  __device__ __forceinline__ float levels() const {
+    return static_cast<float>((1 << (trellis ? 3 : bits)) - 1);
+  }
+  // Uniform step that is optimal for a unit Gaussian.
+  __device__ __forceinline__ float gaussian_step() const {
+    return trellis ? 0.5f : bits == 2 ? 0.9957f : bits == 3 ? 0.5860f : 0.3352f;
+  }
+};
+
+// What ScaleFit makes of a scale.
+__device__ __forceinline__ float fitted_scale(float scale, float factor) {
+  constexpr float kLargest = 0x1p120f;
+  if (!(factor > 0 && __float_as_uint(factor) < 0x7f800000u)) return scale;
+  const float fitted = __fmul_rn(scale, factor);
+  return round_to_bf16(fitted < kLargest ? fitted : kLargest);
+}
+
+struct GroupScale {
+  float scale, zero;
 };
 
 // kPerLane: channels a lane at most; lanes hold head_dim / 8 of them, the rest is ignored. kWhole:
@@ -137,17 +158,11 @@ struct RowQuantizer {
     return quantile < kLargest ? quantile : kLargest;
   }
 
-  // Quantizes one group: codes[i] for its channels, and its stored scale and zero point as BF16
-  // bits in the low and high half.
-  __device__ __forceinline__ uint32_t quantize_group(int group, float threshold,
-                                                     uint8_t (&codes)[kPerLane]) const {
-    constexpr float kLargest = 0x1p120f, kMagic = 12582912.0f;
-    const int per_lane = rules.group_size / kRowLanes;
-    const int first = group * per_lane, end = first + per_lane;
-    const float levels = static_cast<float>((1 << rules.bits) - 1);
-    const uint32_t largest = largest_magnitude(first, end);
+  // Scale and zero point of channels [first, end) before ScaleFit. largest: of them.
+  __device__ __forceinline__ GroupScale choose_scale(int first, int end, float threshold,
+                                                     uint32_t largest) const {
+    const float levels = rules.levels();
     const auto clipped = [&](float v) { return fminf(fmaxf(v, -threshold), threshold); };
-
     float scale, zero;
     if (rules.affine) {
       float low = INFINITY, high = -INFINITY;
@@ -167,7 +182,7 @@ struct RowQuantizer {
         zero = scale == 0 ? 0.0f : round_to_bf16(__fsub_rn(0.0f, __fdiv_rn(low, scale)));
       }
     } else {
-      const float step = rules.bits == 2 ? 0.9957f : rules.bits == 3 ? 0.5860f : 0.3352f;
+      const float step = rules.gaussian_step();
       const uint32_t limit = __float_as_uint(threshold);
       const PowerOfTwo power = power_of_two_of(largest < limit ? largest : limit);
       float sum = 0;
@@ -181,6 +196,39 @@ struct RowQuantizer {
       scale = round_to_bf16(__fmul_rn(__fmul_rn(step, rms), power.value));
       zero = levels / 2;
     }
+    return {scale, zero};
+  }
+
+  // The scale after ScaleFit, which is not kPlain. level(i): less its zero point, of channel i.
+  template <typename Level>
+  __device__ __forceinline__ float fitted(int first, int end, float scale, Level level) const {
+    const float shrink = power_of_two_of(largest_magnitude(first, end)).inverse;
+    const bool is_unbiased = rules.fit == ScaleFit::kUnbiased;
+    float products = 0, squares = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (!has(i) || !within(i, first, end)) continue;
+      const float exact = __fmul_rn(y[i], shrink);
+      const float decoded = __fmul_rn(__fmul_rn(scale, level(i)), shrink);
+      const float squared = is_unbiased ? exact : decoded;
+      products = __fadd_rn(products, __fmul_rn(exact, decoded));
+      squares = __fadd_rn(squares, __fmul_rn(squared, squared));
+    }
+    const float xd = row_sum(products), second = row_sum(squares);
+    return fitted_scale(scale, is_unbiased ? __fdiv_rn(second, xd) : __fdiv_rn(xd, second));
+  }
+
+  // Quantizes one group: codes[i] for its channels, and its stored scale and zero point as BF16
+  // bits in the low and high half. Not of trellis codes.
+  __device__ __forceinline__ uint32_t quantize_group(int group, float threshold,
+                                                     uint8_t (&codes)[kPerLane]) const {
+    constexpr float kMagic = 12582912.0f;
+    const int per_lane = rules.group_size / kRowLanes;
+    const int first = group * per_lane, end = first + per_lane;
+    const float levels = rules.levels();
+    const uint32_t largest = largest_magnitude(first, end);
+    const auto clipped = [&](float v) { return fminf(fmaxf(v, -threshold), threshold); };
+    auto [scale, zero] = choose_scale(first, end, threshold, largest);
 
     const float divisor = scale == 0 ? 1.0f : scale;
     const float shrink = power_of_two_of(largest).inverse;
@@ -205,11 +253,7 @@ struct RowQuantizer {
     if (rules.fit != ScaleFit::kPlain) {
       const float over = rules.fit == ScaleFit::kUnbiased ? row_sum(xx) : row_sum(xd);
       const float under = rules.fit == ScaleFit::kUnbiased ? row_sum(xd) : row_sum(dd);
-      const float factor = __fdiv_rn(over, under);
-      if (factor > 0 && __float_as_uint(factor) < 0x7f800000u) {
-        const float fitted = __fmul_rn(scale, factor);
-        scale = round_to_bf16(fitted < kLargest ? fitted : kLargest);
-      }
+      scale = fitted_scale(scale, __fdiv_rn(over, under));
     }
     return __float_as_uint(scale) >> 16 | (__float_as_uint(zero) & 0xffff0000u);
   }

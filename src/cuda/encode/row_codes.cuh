@@ -68,7 +68,7 @@ __device__ __forceinline__ bool is_ordinary_scale(float scale) {
 template <int kTiles>
 __device__ __forceinline__ RowScale choose_scale(const RowFragment<kTiles>& v,
                                                  const RowRules& rules, float threshold) {
-  const float levels = static_cast<float>((1 << rules.bits) - 1);
+  const float levels = rules.levels();
   RowScale s;
   if (rules.affine) {
     // As signed integers the largest is the largest float if one is positive; as unsigned ones, the
@@ -94,7 +94,7 @@ __device__ __forceinline__ RowScale choose_scale(const RowFragment<kTiles>& v,
     set_bounds(s, (1 << rules.bits) - 1, threshold);
     return s;
   }
-  const float step = rules.bits == 2 ? 0.9957f : rules.bits == 3 ? 0.5860f : 0.3352f;
+  const float step = rules.gaussian_step();
   float sums[2] = {0, 0};
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
@@ -119,7 +119,6 @@ template <int kTiles>
 __device__ __forceinline__ uint32_t choose_codes(const RowFragment<kTiles>& v,
                                                  const RowRules& rules, const RowScale& s,
                                                  CodeFragment<kTiles>& codes) {
-  constexpr float kLargest = 0x1p120f;
   float scale = s.scale;
   if (rules.fit == ScaleFit::kPlain) {
 #pragma unroll
@@ -148,11 +147,7 @@ __device__ __forceinline__ uint32_t choose_codes(const RowFragment<kTiles>& v,
       }
     }
     const float xd = fragment_sum(products), second = fragment_sum(squares);
-    const float factor = is_unbiased ? __fdiv_rn(second, xd) : __fdiv_rn(xd, second);
-    if (factor > 0 && __float_as_uint(factor) < 0x7f800000u) {
-      const float fitted = __fmul_rn(scale, factor);
-      scale = round_to_bf16(fitted < kLargest ? fitted : kLargest);
-    }
+    scale = fitted_scale(scale, is_unbiased ? __fdiv_rn(second, xd) : __fdiv_rn(xd, second));
   }
   return __float_as_uint(scale) >> 16 | (__float_as_uint(s.zero) & 0xffff0000u);
 }

@@ -60,10 +60,12 @@ __device__ __forceinline__ RowPlaces<kHalves> places_of(const TileJob& job,
   return places;
 }
 
-__device__ __forceinline__ RowRules rules_of(const TileJob& job) {
+// trellis: known when compiled.
+__device__ __forceinline__ RowRules rules_of(const TileJob& job, bool trellis) {
   const DevicePlane& plane = job.side.plane;
   return {plane.bits,   plane.head_dim,     plane.group_size,
-          plane.affine, job.side.scale_fit, job.side.clip_ratio[job.head]};
+          plane.affine, job.side.scale_fit, job.side.clip_ratio[job.head],
+          trellis};
 }
 
 template <int kHalves>

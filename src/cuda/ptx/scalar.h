@@ -30,6 +30,43 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   return d;
 }
 
+// To the left, by 0 … 31 bits.
+__device__ __forceinline__ uint32_t rotated(uint32_t x, int bits) {
+  return __funnelshift_l(x, x, static_cast<uint32_t>(bits));
+}
+
+// Bytes of a (0 … 3) and b (4 … 7) by the half bytes of a selector; 8 and more: the byte's highest
+// bit, eight times.
+__device__ __forceinline__ uint32_t permuted_bytes(uint32_t a, uint32_t b, uint32_t selector) {
+  uint32_t d;
+  asm("prmt.b32 %0,%1,%2,%3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+  return d;
+}
+
+// Bits of a where the mask has ones, else of b.
+__device__ __forceinline__ uint32_t selected_bits(uint32_t a, uint32_t b, uint32_t mask) {
+  uint32_t d;
+  asm("lop3.b32 %0,%1,%2,%3,0xe2;" : "=r"(d) : "r"(a), "r"(mask), "r"(b));
+  return d;
+}
+
+// a ^ b ^ c.
+__device__ __forceinline__ uint32_t exclusive_or(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("lop3.b32 %0,%1,%2,%3,0x96;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+// The two words of a·b, by the pipe of multiplications.
+struct WidePair {
+  uint32_t low, high;
+};
+__device__ __forceinline__ WidePair wide_product(uint32_t a, uint32_t b) {
+  uint64_t d;
+  asm("mul.wide.u32 %0,%1,%2;" : "=l"(d) : "r"(a), "r"(b));
+  return {static_cast<uint32_t>(d), static_cast<uint32_t>(d >> 32)};
+}
+
 // Larger of each pair of BF16.
 __device__ __forceinline__ uint32_t max_bf16x2(uint32_t a, uint32_t b) {
   uint32_t d;

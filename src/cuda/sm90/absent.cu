@@ -10,6 +10,10 @@ AttendFunction decode_function(int, int, int, bool, int, int, bool) noexcept { r
 
 AttendFunction prefill_function(int, int, int, bool) noexcept { return {}; }
 
+AttendFunction decode_trellis_function(int, int, int, bool) noexcept { return {}; }
+
+AttendFunction prefill_trellis_function(int, bool) noexcept { return {}; }
+
 cudaError_t run_packed(const EncodeParams&, int, bool, const encode::Card&, cudaStream_t) {
   return cudaErrorNoKernelImageForDevice;  // not called: has_code() is asked before
 }

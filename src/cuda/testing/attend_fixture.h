@@ -90,6 +90,31 @@ class AttendFixture : public ::testing::TestWithParam<AttendKernel> {
     check(cudaDeviceSynchronize(), "second launch");
     EXPECT_EQ(random_case.out(), first) << spec.name();
   }
+  // A launch captured in a graph serves other lengths and tables of four sequences of at most 1000.
+  void expect_right_replays(const CaseSpec& spec) {
+    RandomCase random_case(spec);
+    const Launch launch = prepare(random_case);
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    check(cudaStreamCreate(&stream), "stream");
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+    run(launch, random_case, stream);
+    check(cudaStreamEndCapture(stream, &graph), "end capture");
+    check(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+    unsigned seed = 40;
+    for (const std::vector<std::int32_t>& lengths :
+         {std::vector<std::int32_t>{500, 900, 128, 1000}, {1, 0, 1000, 64}, {999, 65, 97, 500}}) {
+      random_case.shuffle(lengths, ++seed);
+      random_case.poison_results();
+      check(cudaGraphLaunch(executable, stream), "replay");
+      check(cudaStreamSynchronize(stream), "replay");
+      expect_close(random_case);
+    }
+    cudaGraphExecDestroy(executable);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+  }
   void TearDown() override {
     EXPECT_TRUE(num_cases_ > 0 || IsSkipped()) << "the kernel serves no case of this test";
     if (worst_ > 0) std::printf("    worst relative error %.2e\n", worst_);

@@ -21,7 +21,7 @@ void fill_plane(const DevicePlane& plane, int num_tokens, float amplitude, std::
                 std::uint8_t* bytes) {
   std::uniform_real_distribution<float> unit(0.0f, 1.0f);
   for (int i = 0; i < plane.code_bytes(); ++i) bytes[i] = static_cast<std::uint8_t>(random());
-  const float levels = static_cast<float>((1 << plane.bits) - 1);
+  const float levels = static_cast<float>((1 << plane.level_bits()) - 1);
   for (int token = 0; token < kPageTokens; ++token) {
     for (int group = 0; group < plane.num_groups(); ++group) {
       const bool is_written = token < num_tokens;
@@ -48,8 +48,8 @@ std::vector<bf16_t> normal_rows(std::size_t size, float spread, std::mt19937& ra
 
 std::string CaseSpec::name() const {
   std::string text = "d" + std::to_string(head_dim) + " k" + std::to_string(key_bits) + "v" +
-                     std::to_string(value_bits) +
-                     (codebook == Codebook::kAffine ? " affine" : " symmetric") + " group " +
+                     std::to_string(value_bits) + " " + codebook_name(codebook) + "/" +
+                     codebook_name(value_codebook.value_or(codebook)) + " group " +
                      std::to_string(group_size) + " heads " + std::to_string(num_q_heads) + "/" +
                      std::to_string(num_kv_heads) + " queries " + std::to_string(num_queries) +
                      " window " + std::to_string(has_copies ? sink_tokens : -1) + "+" +
@@ -61,8 +61,8 @@ std::string CaseSpec::name() const {
   return text;
 }
 
-PlaneLayout CaseSpec::layout(int bits) const {
-  return {head_dim, {bits, group_size > 0 ? group_size : std::min(head_dim, 128), codebook}};
+PlaneLayout CaseSpec::layout(int bits, Codebook codes) const {
+  return {head_dim, {bits, group_size > 0 ? group_size : std::min(head_dim, 128), codes}};
 }
 
 AttendShape CaseSpec::shape() const {
@@ -71,8 +71,8 @@ AttendShape CaseSpec::shape() const {
   shape.num_queries = num_queries;
   shape.num_q_heads = num_q_heads;
   shape.num_kv_heads = num_kv_heads;
-  shape.key = layout(key_bits);
-  shape.value = layout(value_bits);
+  shape.key = layout(key_bits, codebook);
+  shape.value = layout(value_bits, value_codebook.value_or(codebook));
   shape.max_seq_len = std::max(1, *std::max_element(lengths.begin(), lengths.end()));
   shape.sink_tokens = sink_tokens;
   shape.recent_tokens = recent_tokens;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,8 @@ struct CaseSpec {
   int num_q_heads = 8, num_kv_heads = 2, head_dim = 128;
   int key_bits = 2, value_bits = 2;
   Codebook codebook = Codebook::kAffine;
-  int group_size = 0;  // 0: min(head_dim, 128)
+  std::optional<Codebook> value_codebook;  // where it is not that of the keys
+  int group_size = 0;                 // 0: min(head_dim, 128)
   bool has_copies = false;
   std::int32_t sink_tokens = 0, recent_tokens = 0, sliding_window = 0;
   float soft_cap = 0;
@@ -31,7 +33,7 @@ struct CaseSpec {
 
   std::string name() const;
   int num_mean_pairs() const { return mean_pairs > 0 ? mean_pairs : head_dim / 2; }
-  PlaneLayout layout(int bits) const;
+  PlaneLayout layout(int bits, Codebook codes) const;
   AttendShape shape() const;
 };
 

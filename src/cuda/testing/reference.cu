@@ -15,6 +15,18 @@ __device__ double half_at(const std::uint8_t* p) {
   return from_bf16(static_cast<bf16_t>(p[0] | p[1] << 8));
 }
 
+// The definition (format/trellis.h), code by code.
+__device__ int trellis_level(const std::uint8_t* base, const DevicePlane& plane, int token,
+                             int channel) {
+  const auto code = [&](int before) {
+    const int word = channel - channel % kTrellisChannels;
+    const CodePlace at = plane.low(
+        token, word + (channel % kTrellisChannels + kTrellisChannels - before) % kTrellisChannels);
+    return base[at.byte] >> at.shift & 3;
+  };
+  return 4 * (code(0) >> 1) + 2 * ((code(0) ^ code(2)) & 1) + (code(1) & 1);
+}
+
 __device__ double coded(const std::uint8_t* base, const DevicePlane& plane, int token,
                         int channel) {
   const CodePlace low = plane.low(token, channel);
@@ -23,10 +35,12 @@ __device__ double coded(const std::uint8_t* base, const DevicePlane& plane, int 
     const CodePlace high = plane.high(token, channel);
     code += ((base[high.byte] >> high.shift) & 1) << 2;
   }
+  if (plane.trellis) code = trellis_level(base, plane, token, channel);
   const int group = channel / plane.group_size;
   const double scale = half_at(base + plane.scale_offset(group, token));
-  const double zero = plane.affine ? half_at(base + plane.zero_offset(group, token))
-                                   : ((1 << plane.bits) - 1) / 2.0;
+  const double zero = plane.affine    ? half_at(base + plane.zero_offset(group, token))
+                      : plane.trellis ? 3.5
+                                      : ((1 << plane.bits) - 1) / 2.0;
   return scale * (code - zero);
 }
 

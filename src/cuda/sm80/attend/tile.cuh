@@ -48,11 +48,33 @@ struct Tile {
   int stride;
 };
 
+// The same of trellis codes: their levels.
+template <typename Put>
+__device__ __forceinline__ void unpack_words(const std::uint8_t* base, const DevicePlane& plane,
+                                             int num_valid, Put put) {
+  const int words = plane.head_dim / kTrellisChannels;
+  for (int i = threadIdx.x; i < kPageTokens * words; i += kThreads) {
+    const int token = i / words, word = i % words;
+    const bool is_valid = token < num_valid;
+    const uint32_t codes =
+        is_valid ? *reinterpret_cast<const uint32_t*>(base + plane.trellis_word(token, word)) : 0;
+    const uint32_t low = trellis_low_bits(codes);
+    for (int t = 0; t < kTrellisChannels; ++t) {
+      const uint32_t level = (low >> 2 * t & 3) | (codes >> 2 * t & 2) << 1;
+      put(token, word * kTrellisChannels + t, static_cast<int>(level), is_valid);
+    }
+  }
+}
+
 // Codes of one side as numbers through `put(token, channel, code)`, tokens below num_valid; others
 // are put as 0.
 template <typename Put>
 __device__ __forceinline__ void unpack(const std::uint8_t* base, const DevicePlane& plane,
                                        int num_valid, Put put) {
+  if (plane.trellis) {
+    unpack_words(base, plane, num_valid, put);
+    return;
+  }
   const int low_bytes = plane.low_bytes_per_token(), per_byte = plane.codes_per_byte();
   const int stride = plane.low_stride(), width = plane.low_bits();
   for (int i = threadIdx.x; i < kPageTokens * low_bytes; i += kThreads) {
@@ -81,7 +103,7 @@ __device__ __forceinline__ void load_coded(const Source& source, int page, const
     tile.keys[token * tile.stride + channel] = bf16_of(static_cast<float>(code));
   });
   const DevicePlane& value = params.value;
-  const float centre = ((1 << value.bits) - 1) / 2.0f;
+  const float centre = value.centre();
   unpack(value_base, value, num_valid, [&](int token, int channel, int code, bool is_valid) {
     float x = 0;
     if (is_valid) {
@@ -100,7 +122,7 @@ __device__ __forceinline__ void load_coded(const Source& source, int page, const
     tile.scales[i] = is_valid ? load_half(key_base + key.scale_offset(group, token)) : 0.0f;
     tile.zeros[i] = !is_valid    ? 0.0f
                     : key.affine ? load_half(key_base + key.zero_offset(group, token))
-                                 : ((1 << key.bits) - 1) / 2.0f;
+                                 : key.centre();
   }
 }
 

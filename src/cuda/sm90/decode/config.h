@@ -3,6 +3,7 @@
 
 #include "cuda/attend_params.h"
 #include "cuda/attend_units.h"
+#include "cuda/trellis_order.h"
 
 namespace oscar::cuda::sm90 {
 
@@ -17,10 +18,12 @@ inline constexpr int kScheduleBytes = 96;
 inline constexpr int kMostMeanPairs = kHopperMeanPairs;
 
 // kHeadTiles: query rows of a block / 4. A tile's 8 columns are 4 heads × {high byte, low byte} of
-// a 16-bit query.
+// a 16-bit query. kTrellis: both sides have trellis codes, 2 bits, not affine.
 template <int kHeadDim_, int kKeyBits_, int kValueBits_, bool kAffine_, int kHeadTiles_,
-          bool kMean_ = false>
+          bool kMean_ = false, bool kTrellis_ = false>
 struct DecodeConfig {
+  static_assert(!kTrellis_ || (kKeyBits_ == 2 && kValueBits_ == 2 && !kAffine_));
+  static constexpr bool kTrellis = kTrellis_;
   static constexpr int kHeadDim = kHeadDim_, kKeyBits = kKeyBits_, kValueBits = kValueBits_;
   static constexpr bool kAffine = kAffine_;
   static constexpr int kHeadTiles = kHeadTiles_, kRows = 4 * kHeadTiles_;
@@ -49,7 +52,8 @@ struct DecodeConfig {
 
   // Values: 16 channels × 8 columns a matrix tile.
   static constexpr int kValueTiles = kHeadDim / 16, kTilesPerChunk = kChunkDim / 16;
-  static constexpr int kCodesPerByte = 8 / kValueBits;
+  // Bits that a code (a level, of trellis codes) takes in an operand, and how many are in a byte.
+  static constexpr int kValueStep = kTrellis ? 4 : kValueBits, kCodesPerByte = 8 / kValueStep;
   static constexpr int kValueCodeBytes = kPageTokens * kHeadDim * kValueBits / 8;
   static constexpr int kMetadataBytes = kPageTokens * (kAffine ? 4 : 2);  // of one group
 
@@ -64,11 +68,16 @@ struct DecodeConfig {
     return kValueCodeBytes + groups(params.value) * kMetadataBytes;
   }
 
-  static constexpr float kKeyCentre = ((1 << kKeyBits) - 1) / 2.0f;
-  static constexpr float kValueCentre = ((1 << kValueBits) - 1) / 2.0f;
+  // Channel of a position of the outputs, which is 16·tile + row of the matrix tile.
+  static OSCAR_HD int value_channel(int position) {
+    return kTrellis ? trellis_value_channel(kHeadDim, position) : position;
+  }
+
+  static constexpr float kKeyCentre = ((1 << (kTrellis ? 3 : kKeyBits)) - 1) / 2.0f;
+  static constexpr float kValueCentre = ((1 << (kTrellis ? 3 : kValueBits)) - 1) / 2.0f;
   // Largest 16-bit query coefficient such that the difference of two neighbouring planes fits
   // ±127·256 + 127.
-  static constexpr float kQueryRange = kKeyBits == 3 ? 21000.0f : 26000.0f;
+  static constexpr float kQueryRange = kTrellis ? 30000.0f : kKeyBits == 3 ? 21000.0f : 26000.0f;
 
   // Shared memory, in order.
   static constexpr int kQueryRowBytes = 2 * kHeadDim + 16;  // padded: rows start in other banks

@@ -35,6 +35,22 @@ struct RowWriter {
     params.lse[place.token * params.num_q_heads + place.q_head] =
         sum > 0 ? (max + log2f(sum)) * 0.6931471805599453f : -__int_as_float(0x7f800000);
   }
+  // Four positions of the outputs (DecodeConfig::value_channel).
+  template <class C>
+  __device__ __forceinline__ void positions(int position, float4 v, float sum) const {
+    if constexpr (!C::kTrellis) {
+      values<C::kHeadDim>(position, v, sum);
+    } else {
+      const float inverse = sum > 0 ? 1.0f / sum : 0.0f;
+      bf16_t* out = params.out + place.token * params.out_token_stride + place.q_head * C::kHeadDim;
+      const float x[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        out[C::value_channel(position + i)] =
+            static_cast<bf16_t>(ptx::pack_bf16(x[i] * inverse, 0.0f));
+      }
+    }
+  }
   template <int kHeadDim>
   __device__ __forceinline__ void values(int channel, float4 v, float sum) const {
     const float inverse = sum > 0 ? 1.0f / sum : 0.0f;
@@ -103,7 +119,7 @@ __device__ __forceinline__ void store_warp_out(const WarpState<C>& state,
 #pragma unroll
   for (int m = 0; m < C::kValueTiles; ++m) {
     const int position = m % C::kCodesPerByte;
-    const float unit = static_cast<float>(1 << (24 - C::kValueBits * position));
+    const float unit = static_cast<float>(1 << (24 - C::kValueStep * position));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float a = state.out[m][2 * half], b = state.out[m][2 * half + 1];
@@ -214,7 +230,7 @@ __device__ __forceinline__ void combine_parts(const AttendParams& params, const 
     const RowWriter writer{params, RowPlace::of(params, schedule.segment, C::kRows, row)};
     if (group == 0 && writer.place.is_valid) {
       const RowState s = settle(writer, merged);
-      writer.template values<C::kHeadDim>(channel, out, s.sum);
+      writer.template positions<C>(channel, out, s.sum);
       if (channel == 0) writer.lse(s.max, s.sum);
     }
   }
@@ -267,7 +283,7 @@ __device__ __forceinline__ void finish_segment(const AttendParams& params, const
       const RowWriter writer{params, RowPlace::of(params, segment, C::kRows, row)};
       if (!writer.place.is_valid) continue;
       s = settle(writer, s);
-      writer.template values<C::kHeadDim>(channel, sum, s.sum);
+      writer.template positions<C>(channel, sum, s.sum);
       if (channel == 0) writer.lse(s.max, s.sum);
     } else {
       __stcg(part.out(row, channel), sum);

@@ -1,5 +1,6 @@
 // One shape of kernels.inc: the file that includes this defines OSCAR_DECODE_SHAPE as head_dim,
-// key_bits, value_bits; of kernels_mean.inc with OSCAR_DECODE_MEAN as true.
+// key_bits, value_bits; of kernels_mean.inc with OSCAR_DECODE_MEAN as true; of kernels_trellis.inc
+// OSCAR_DECODE_TRELLIS as head_dim, mean.
 #pragma once
 
 #ifndef OSCAR_DECODE_MEAN
@@ -30,7 +31,18 @@ AttendFunction decode_function_of_shape(bool affine, int head_tiles, int num_seq
              : function_of<DecodeConfig<kHeadDim, kKeyBits, kValueBits, false, 2, kMean>>(num_seqs);
 }
 
+template <int kHeadDim, bool kMean>
+AttendFunction decode_function_of_trellis(int head_tiles, int num_seqs) noexcept {
+  return head_tiles == 1
+             ? function_of<DecodeConfig<kHeadDim, 2, 2, false, 1, kMean, true>>(num_seqs)
+             : function_of<DecodeConfig<kHeadDim, 2, 2, false, 2, kMean, true>>(num_seqs);
+}
+
+#ifdef OSCAR_DECODE_TRELLIS
+template AttendFunction decode_function_of_trellis<OSCAR_DECODE_TRELLIS>(int, int) noexcept;
+#else
 template AttendFunction decode_function_of_shape<OSCAR_DECODE_SHAPE, OSCAR_DECODE_MEAN>(
     bool, int, int) noexcept;
+#endif
 
 }  // namespace oscar::cuda::sm90

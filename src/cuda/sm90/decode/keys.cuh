@@ -4,6 +4,7 @@
 #include "cuda/ptx/memory.h"
 #include "cuda/ptx/mma.h"
 #include "cuda/sm90/decode/query.cuh"
+#include "cuda/trellis_levels.cuh"
 
 namespace oscar::cuda::sm90 {
 
@@ -22,6 +23,47 @@ __device__ __forceinline__ uint4 shifted(uint4 x, int bits) {
 // Operand plane p of 2-bit codes keeps the lower one or two of each half byte; planes 2 and 3 are
 // taken after a shift by 4.
 __device__ __forceinline__ uint32_t low_mask(int p) { return p & 1 ? 0x0f0f0f0fu : 0x03030303u; }
+
+// dot[head tile] += levels of trellis codes of one slab and tile.
+template <class C>
+__device__ __forceinline__ void dot_levels(int (&dot)[C::kHeadTiles][4], uint32_t codes, int slab,
+                                           int tile, int lane,
+                                           const uint32_t (&query)[C::kHeadTiles][C::kKeyWords]) {
+  constexpr int kWords = C::kNarrow ? 2 : 4;
+  uint32_t words[4] = {};
+  if constexpr (C::kNarrow) {
+    const uint2 x = ptx::load_shared_8(codes + ((slab >> 1) * 32 + lane) * 16 + (slab & 1) * 8);
+    words[0] = x.x;
+    words[1] = x.y;
+  } else {
+    const uint4 x = ptx::load_shared_16(codes + ((slab * C::kKeyTiles + tile) * 32 + lane) * 16);
+    words[0] = x.x;
+    words[1] = x.y;
+    words[2] = x.z;
+    words[3] = x.w;
+  }
+  uint32_t levels[2][4] = {};  // of even and odd channels
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) {
+    const TrellisParts parts = TrellisParts::of(words[w]);
+    levels[0][w] = parts.even();
+    levels[1][w] = parts.odd();
+  }
+#pragma unroll
+  for (int p = 0; p < 4; ++p) {
+    const uint32_t(&x)[4] = levels[p / 2];
+    const uint32_t mask = p & 1 ? ~0u : kLowerLevels;
+    const uint4 a = {x[0] & mask, x[1] & mask, x[2] & mask, x[3] & mask};
+#pragma unroll
+    for (int i = 0; i < C::kHeadTiles; ++i) {
+      if constexpr (C::kNarrow) {
+        ptx::mma_u8s8_k16(dot[i], a.x, a.y, query[i][p]);
+      } else {
+        ptx::mma_u8s8_k32(dot[i], a, query[i][2 * p], query[i][2 * p + 1]);
+      }
+    }
+  }
+}
 
 // dot[head tile] += low codes of one slab and tile.
 template <class C>
@@ -156,7 +198,11 @@ __device__ __forceinline__ void page_logits(PageLogits<C>& logits, uint32_t code
 #pragma unroll
       for (int tile = 0; tile < C::kKeyTilesPerChunk; ++tile) {
         const int all = chunk * C::kKeyTilesPerChunk + tile;
-        dot_low<C>(dot, codes, slab, all, lane, query[tile]);
+        if constexpr (C::kTrellis) {
+          dot_levels<C>(dot, codes, slab, all, lane, query[tile]);
+        } else {
+          dot_low<C>(dot, codes, slab, all, lane, query[tile]);
+        }
         if constexpr (C::kKeyBits == 3) dot_high<C>(high, codes, slab, all, lane, store);
       }
       const TokenScales scales =

@@ -15,19 +15,23 @@
 namespace oscar::cuda::sm90 {
 
 // Operand plane p of the low codes: its weight against S, and whether plane p + 1 continues the
-// chain.
+// chain. Of trellis codes: the lower and upper levels in half bytes, of even channels (planes 0, 1)
+// and of odd ones (2, 3).
 template <class C>
 struct LowPlanes {
   static __device__ __forceinline__ float weight(int p) {
+    if (C::kTrellis) return p & 1 ? 1.0f / 16 : 1.0f;
     return C::kKeyBits == 4 ? (p ? 1.0f / 16 : 1.0f) : (p & 1) ? 0.25f : 1.0f;
   }
   static __device__ __forceinline__ bool chained(int p) { return (p & 1) == 0; }
   // Channel of plane p in byte b of the k half h, for lane quarter t.
   static __device__ __forceinline__ int channel(int tile, int p, int h, int b, int t) {
+    if (C::kTrellis) return tile * C::kKeyTileDim + trellis_key_channel(p, h, b, t);
     const int n = C::kNarrow ? 2 * p + (b >> 1) : 4 * p + 2 * h + (b >> 1);
     return tile * C::kKeyTileDim + 8 * n + 2 * t + (b & 1);
   }
   static __device__ __forceinline__ int plane_of(int channel) {
+    if (C::kTrellis) return channel / 2 % 2 + channel % 2 * 2;
     return channel % C::kKeyTileDim / (C::kNarrow ? 16 : 32);
   }
 };

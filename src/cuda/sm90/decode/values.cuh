@@ -92,6 +92,46 @@ __device__ __forceinline__ void accumulate_bytes(WarpState<C>& state, uint4 code
   }
 }
 
+// The same of trellis codes: words of tokens 2t, 2t + 1, 2t + 8, 2t + 9. A word's bytes are pairs
+// of tiles, its even channels rows g and its odd ones rows g + 8.
+template <class C>
+__device__ __forceinline__ void accumulate_words(WarpState<C>& state, uint4 words, int first,
+                                                 uint2 weights) {
+  const uint32_t codes[4] = {words.x, words.y, words.z, words.w};
+  uint32_t even[4], odd[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const TrellisParts parts = TrellisParts::of(codes[i]);
+    even[i] = parts.even();
+    odd[i] = parts.odd();
+  }
+#pragma unroll
+  for (int byte = 0; byte < 4; ++byte) {
+    const uint4 halves = {byte_pair(even[0], even[1], byte), byte_pair(odd[0], odd[1], byte),
+                          byte_pair(even[2], even[3], byte), byte_pair(odd[2], odd[3], byte)};
+    ptx::mma_f16(state.out[first + 2 * byte], masked(halves, kLowerLevels), weights.x, weights.y);
+    ptx::mma_f16(state.out[first + 2 * byte + 1], halves, weights.x, weights.y);
+  }
+}
+
+// The same of head size 64: lane groups g and g ^ 1 share a word, and take its even and odd
+// channels.
+template <class C>
+__device__ __forceinline__ void accumulate_shared_words(WarpState<C>& state, uint4 words,
+                                                        uint2 weights, int parity) {
+  const uint32_t codes[4] = {words.x, words.y, words.z, words.w};
+  uint32_t x[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] = TrellisParts::of(codes[i]).of_parity(parity);
+#pragma unroll
+  for (int byte = 0; byte < 4; byte += 2) {
+    const uint4 halves = {byte_pair(x[0], x[1], byte), byte_pair(x[0], x[1], byte + 1),
+                          byte_pair(x[2], x[3], byte), byte_pair(x[2], x[3], byte + 1)};
+    ptx::mma_f16(state.out[byte], masked(halves, kLowerLevels), weights.x, weights.y);
+    ptx::mma_f16(state.out[byte + 1], halves, weights.x, weights.y);
+  }
+}
+
 // codes: the page's value codes in shared memory; logits relative to state.max.
 template <class C>
 __device__ __forceinline__ void accumulate_page(WarpState<C>& state, const PageLogits<C>& logits,
@@ -124,7 +164,14 @@ __device__ __forceinline__ void accumulate_page(WarpState<C>& state, const PageL
         }
       }
       const uint2 operand = weight_operand<C>(scaled, lane);
-      if constexpr (kNarrow) {
+      if constexpr (C::kTrellis && C::kHeadDim == 64) {
+        const int g = lane >> 2, shared_lane = 4 * (g >> 1) + (lane & 3);
+        const uint4 x = ptx::load_shared_16(codes + (slab * 16 + shared_lane) * 16);
+        accumulate_shared_words<C>(state, x, operand, g & 1);
+      } else if constexpr (C::kTrellis) {
+        const uint4 x = ptx::load_shared_16(codes + ((slab * C::kChunks + chunk) * 32 + lane) * 16);
+        accumulate_words<C>(state, x, chunk * C::kTilesPerChunk, operand);
+      } else if constexpr (kNarrow) {
         if (slab % 2 == 0) {
           shared_by_slabs = ptx::load_shared_16(codes + (slab / 2 * 32 + lane) * 16);
         }

@@ -3,8 +3,8 @@
 // Lane (g, t) keeps head t of each head tile for the tokens that it sees; `out` holds matrix
 // fragments of channels × heads. With one head tile the two columns of a head are summed at the
 // end; with two, column 2t is head t of tile 0 and column 2t + 1 of tile 1. `out` is in the units
-// of value bytes: chains of codes at weights 4^i (values of 4 bits: 16^i) times 2^−24, see
-// values.cuh.
+// of value bytes: chains of codes at weights 4^i (values of 4 bits and levels of trellis codes:
+// 16^i) times 2^−24, see values.cuh.
 #pragma once
 
 #include "cuda/ptx/scalar.h"
@@ -89,9 +89,9 @@ struct WarpState {
 #pragma unroll
     for (int m = 0; m < C::kValueTiles; ++m) {
       // A chain holds its channel's codes and those before it in the byte: Σ 4^i of them.
-      constexpr int kOne = (1 << C::kValueBits) - 1;
+      constexpr int kOne = (1 << C::kValueStep) - 1;
       const int codes = m % C::kCodesPerByte + 1;
-      const float unit = 0x1p-24f * static_cast<float>(((1 << C::kValueBits * codes) - 1) / kOne);
+      const float unit = 0x1p-24f * static_cast<float>(((1 << C::kValueStep * codes) - 1) / kOne);
 #pragma unroll
       for (int k = 0; k < 4; k += 2) {
         if constexpr (C::kHeadTiles == 1) {

@@ -7,13 +7,18 @@
 
 #include "cuda/attend_params.h"
 #include "cuda/attend_units.h"
+#include "cuda/trellis_order.h"
 
 namespace oscar::cuda::sm90 {
 
 inline constexpr int kPrefillRows = 128;  // query rows of a block: two groups of four warps
 
-template <int kHeadDim_, int kKeyBits_, int kValueBits_, bool kMean_ = false>
+// kTrellis: both sides have trellis codes, 2 bits.
+template <int kHeadDim_, int kKeyBits_, int kValueBits_, bool kMean_ = false,
+          bool kTrellis_ = false>
 struct PrefillConfig {
+  static_assert(!kTrellis_ || (kKeyBits_ == 2 && kValueBits_ == 2));
+  static constexpr bool kTrellis = kTrellis_;
   static constexpr int kHeadDim = kHeadDim_, kKeyBits = kKeyBits_, kValueBits = kValueBits_;
   static constexpr bool kMean = kMean_;  // adds the key mean as a logit term (mean.cuh)
   static constexpr int kRows = kPrefillRows, kGroupRows = 64;
@@ -54,9 +59,14 @@ struct PrefillConfig {
   // byte, as float16 denormals. The query takes a key code's weight, the output a value code's.
   static constexpr int kKeyStep = kKeyBits == 4 ? 4 : 2, kKeysPerByte = 8 / kKeyStep;
   static constexpr int kValuesPerByte = 8 / kValueBits;
-  // Channel 16m + … of values is code m % kValuesPerByte of its byte.
+  // Position 16m + … of values is code m % kValuesPerByte of its byte, or level m % 2 of trellis
+  // codes.
   static constexpr OSCAR_HD int value_shift(int channel) {
+    if (kTrellis) return 4 * (channel / 16 % 2);
     return kValueBits * (channel / 16 % kValuesPerByte);
+  }
+  static OSCAR_HD int value_position(int channel) {
+    return kTrellis ? trellis_value_position(kHeadDim, channel) : channel;
   }
 };
 
@@ -79,6 +89,12 @@ struct KeyElement {
 template <class C>
 OSCAR_HD KeyElement key_element(int at) {
   const int chunk = at / 8, t = chunk % 4, block = chunk / 4, word = at % 8 / 2, u = at % 2;
+  if (C::kTrellis) {
+    const bool is_narrow = C::kHeadDim == 64;
+    const int p = is_narrow ? 2 * block + word / 2 : block % 4, h = is_narrow ? 0 : word / 2;
+    const int tile = is_narrow ? 0 : block / 4;
+    return {128 * tile + trellis_key_channel(p, h, 2 * u + word % 2, t), 4 * (p & 1)};
+  }
   if (C::kHeadDim == 64 && C::kKeyBits != 4) {
     const int i = 2 * block + word / 2, e = word % 2;
     return {8 * (2 * i + u) + 2 * t + e, 2 * i};

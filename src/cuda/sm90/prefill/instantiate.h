@@ -1,5 +1,5 @@
 // One shape of kernels.inc: the file that includes this defines OSCAR_PREFILL_SHAPE as head_dim,
-// key_bits, value_bits.
+// key_bits, value_bits; of kernels_trellis.inc OSCAR_PREFILL_TRELLIS as head_dim.
 #pragma once
 
 #include "cuda/attend.h"
@@ -18,6 +18,16 @@ AttendFunction prefill_function_of_shape(bool has_mean) noexcept {
                   : function_of<PrefillConfig<kHeadDim, kKeyBits, kValueBits, false>>();
 }
 
+template <int kHeadDim>
+AttendFunction prefill_function_of_trellis(bool has_mean) noexcept {
+  return has_mean ? function_of<PrefillConfig<kHeadDim, 2, 2, true, true>>()
+                  : function_of<PrefillConfig<kHeadDim, 2, 2, false, true>>();
+}
+
+#ifdef OSCAR_PREFILL_TRELLIS
+template AttendFunction prefill_function_of_trellis<OSCAR_PREFILL_TRELLIS>(bool) noexcept;
+#else
 template AttendFunction prefill_function_of_shape<OSCAR_PREFILL_SHAPE>(bool) noexcept;
+#endif
 
 }  // namespace oscar::cuda::sm90

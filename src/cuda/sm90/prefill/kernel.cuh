@@ -282,25 +282,37 @@ __device__ __forceinline__ void store_rows_out(const AttendParams& params, const
       const float unit = static_cast<float>(1 << (24 - C::value_shift(8 * n)));
       return is_unset ? 0.0f : fmaf(state.out[n][2 * h + e], unit, -state.zero[h]);
     };
+    // Pairs of neighbouring channels through put(channel, x, y): columns 8n + 2t, 8n + 2t + 1, or,
+    // of trellis codes, one column of two matrices.
+    const auto each_pair = [&](auto put) {
+#pragma unroll
+      for (int n = 0; n < C::kHeadDim / 8; ++n) {
+        if constexpr (!C::kTrellis) {
+          put(8 * n + 2 * t, value(n, 0), value(n, 1));
+        } else if constexpr (C::kHeadDim == 64) {
+          put(trellis_value_channel(64, 8 * n + 2 * t), value(n, 0), value(n, 1));
+        } else {
+          const int column = n % 2, m = n / 2;
+          put(trellis_value_channel(C::kHeadDim, 16 * m + 2 * t + column), value(2 * m, column),
+              value(2 * m + 1, column));
+        }
+      }
+    };
     if (params.num_splits == 1) {
       const RowWriter writer{params, {job.rows.token(row), job.rows.q_head(row), true}};
       s = settle(writer, s);
       const float inverse = s.sum > 0 ? 1.0f / s.sum : 0.0f;
-      uint32_t* to =
-          reinterpret_cast<uint32_t*>(params.out + writer.place.token * params.out_token_stride +
-                                      writer.place.q_head * C::kHeadDim);
-#pragma unroll
-      for (int n = 0; n < C::kHeadDim / 8; ++n) {
-        to[4 * n + t] = ptx::pack_bf16(value(n, 0) * inverse, value(n, 1) * inverse);
-      }
+      bf16_t* to = params.out + writer.place.token * params.out_token_stride +
+                   writer.place.q_head * C::kHeadDim;
+      each_pair([&](int channel, float x, float y) {
+        *reinterpret_cast<uint32_t*>(to + channel) = ptx::pack_bf16(x * inverse, y * inverse);
+      });
       if (t == 0) writer.lse(s.max, s.sum);
     } else {
       float* base = prefill_partial<C>(params, blockIdx.x);
-#pragma unroll
-      for (int n = 0; n < C::kHeadDim / 8; ++n) {
-        __stcg(reinterpret_cast<float2*>(base + row * C::kHeadDim + 8 * n + 2 * t),
-               make_float2(value(n, 0), value(n, 1)));
-      }
+      each_pair([&](int channel, float x, float y) {
+        __stcg(reinterpret_cast<float2*>(base + row * C::kHeadDim + channel), make_float2(x, y));
+      });
       if (t == 0) {
         __stcg(reinterpret_cast<float2*>(base + kPrefillRows * C::kHeadDim) + row,
                make_float2(s.max, s.sum));

@@ -6,6 +6,7 @@
 #include "cuda/ptx/mma.h"
 #include "cuda/ptx/scalar.h"
 #include "cuda/sm90/prefill/config.h"
+#include "cuda/trellis_levels.cuh"
 
 namespace oscar::cuda::sm90 {
 
@@ -18,9 +19,10 @@ __device__ __forceinline__ constexpr uint32_t both_halves(uint32_t mask) {
 template <class C>
 struct PageBytes {
   static constexpr bool kNarrowKeys = C::kHeadDim == 64 && C::kKeyBits != 4;
-  static constexpr bool kNarrowValues = C::kHeadDim == 64 && C::kValueBits == 2;
+  static constexpr bool kNarrowValues = C::kHeadDim == 64 && C::kValueBits == 2 && !C::kTrellis;
   static constexpr int kKeyTiles = kNarrowKeys ? 1 : C::kHeadDim / (32 * C::kKeysPerByte);
-  static constexpr int kValueTiles = kNarrowValues ? 1 : C::kHeadDim / (32 * C::kValuesPerByte);
+  static constexpr int kValueTiles =
+      kNarrowValues || C::kTrellis ? 1 : C::kHeadDim / (32 * C::kValuesPerByte);
   static constexpr int kHighWords = C::kKeyBits != 3 ? 0 : C::kHeadDim / 64;
 
   uint4 keys[kKeyTiles];  // narrow: of two slabs
@@ -54,6 +56,11 @@ struct PageBytes {
     const uint4* value = reinterpret_cast<const uint4*>(value_plane) + lane;
     if constexpr (kNarrowValues) {
       values[0] = __ldg(value + pair * 32);
+    } else if constexpr (C::kTrellis && C::kHeadDim == 64) {
+      // Two lane groups share a word.
+      const uint4* words = reinterpret_cast<const uint4*>(value_plane) + 4 * (lane >> 3) + lane % 4;
+#pragma unroll
+      for (int sp = 0; sp < 2; ++sp) values[sp] = __ldg(words + (2 * pair + sp) * 16);
     } else {
 #pragma unroll
       for (int sp = 0; sp < 2; ++sp) {
@@ -75,7 +82,11 @@ struct PageBytes {
   __device__ __forceinline__ void unpack(const AttendParams& params, uint32_t stage, int num_valid,
                                          float key_unit, int thread) const {
     unpack_keys(stage, thread / 32, thread % 32);
-    unpack_values(stage + C::kKeyBytes, thread / 32, thread % 32);
+    if constexpr (C::kTrellis) {
+      store_value_levels(stage + C::kKeyBytes, thread / 32, thread % 32);
+    } else {
+      unpack_values(stage + C::kKeyBytes, thread / 32, thread % 32);
+    }
     if constexpr (C::kMean) {
       if (thread < kHopperMeanPairs) ptx::store_shared_8(stage + C::kTurnBegin + 8 * thread, turn);
     }
@@ -85,6 +96,7 @@ struct PageBytes {
     float zero = (is_key ? params.key : params.value).affine
                      ? ptx::high_bf16(scale_zero)
                      : static_cast<float>((1 << bits) - 1) / 2;
+    if constexpr (C::kTrellis) zero = 3.5f;
     if (token >= num_valid) scale = zero = 0;
     ptx::store_shared_8(stage + C::kKeyBytes + C::kValueBytes + (is_key ? 0 : C::kScaleBytes) +
                             8 * column_of_token(token),
@@ -101,7 +113,9 @@ struct PageBytes {
       const auto store = [&](int chunk, const uint32_t(&w)[4]) {
         ptx::store_shared_16(row + (chunk + t) * C::kMatrixBytes, {w[0], w[1], w[2], w[3]});
       };
-      if constexpr (kNarrowKeys) {
+      if constexpr (C::kTrellis) {
+        store_levels(store, slab, half);
+      } else if constexpr (kNarrowKeys) {
         const uint4 x = keys[0];
         // Words of this slab: the lower two of an even one.
         const uint32_t low = slab % 2 ? (half ? x.w : x.z) : (half ? x.y : x.x);
@@ -142,6 +156,35 @@ struct PageBytes {
             store(4 * (tile * C::kKeysPerByte + i), words);
           }
         }
+      }
+    }
+  }
+  // Levels of trellis codes of tokens 8·half + g, in the order of trellis_key_channel.
+  template <typename Store>
+  __device__ __forceinline__ void store_levels(Store store, int slab, int half) const {
+    constexpr int kWords = kNarrowKeys ? 1 : 2;
+#pragma unroll
+    for (int tile = 0; tile < kKeyTiles; ++tile) {
+      const uint4 x = keys[tile];
+      uint32_t codes[2] = {half ? x.y : x.x, half ? x.w : x.z};
+      // Words of this slab: the lower two of an even one.
+      if (kNarrowKeys) codes[0] = slab % 2 ? (half ? x.w : x.z) : (half ? x.y : x.x);
+      uint32_t levels[2][2] = {};  // of even and odd channels
+#pragma unroll
+      for (int q = 0; q < kWords; ++q) {
+        const TrellisParts parts = TrellisParts::of(codes[q]);
+        levels[0][q] = parts.even();
+        levels[1][q] = parts.odd();
+      }
+#pragma unroll
+      for (int block = 0; block < 2 * kWords; ++block) {
+        uint32_t words[4];
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          const int p = kNarrowKeys ? 2 * block + w / 2 : block, q = kNarrowKeys ? 0 : w / 2;
+          words[w] = levels[p / 2][q] >> 8 * (w % 2) & both_halves(15u << 4 * (p & 1));
+        }
+        store(4 * (2 * kWords * tile + block), words);
       }
     }
   }
@@ -186,6 +229,34 @@ struct PageBytes {
       store(2 * part, part, part, 0, 2);
     }
   }
+  // Levels of trellis codes: a part has the even or the odd channels of its words, of head size 64
+  // half of the bytes of either.
+  __device__ __forceinline__ void store_value_levels(uint32_t tile_base, int slab, int lane) const {
+    constexpr bool kShared = C::kHeadDim == 64;
+    const int g = lane >> 2, t = lane & 3, pair = slab / 2, part = slab % 2;
+    const uint32_t row = tile_base + g * 16 + (4 * pair + t) * C::kMatrixBytes;
+    uint32_t levels[8];  // of both slabs' tokens 2t, 2t + 1, 2t + 8, 2t + 9
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint4& x = values[kNarrowValues ? 0 : i / 4];
+      const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+      levels[i] = TrellisParts::of(words[i % 4]).of_parity(kShared ? g & 1 : part);
+      if (kShared && part) levels[i] >>= 16;
+    }
+#pragma unroll
+    for (int byte = 0; byte < (kShared ? 2 : 4); ++byte) {
+      uint32_t halves[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) halves[w] = byte_pair(levels[2 * w], levels[2 * w + 1], byte);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t mask = both_halves(15u << 4 * i);
+        const int matrix = kShared ? 2 * (2 * part + i) + byte : 2 * (2 * byte + i) + part;
+        ptx::store_shared_16(row + matrix * C::kValueRow, {halves[0] & mask, halves[1] & mask,
+                                                           halves[2] & mask, halves[3] & mask});
+      }
+    }
+  }
 };
 
 // Sixty-four exact tokens from `first` on, those below `end`; others are zeros. rows: of token 0's
@@ -206,16 +277,32 @@ __device__ __forceinline__ void load_exact_tile(const bf16_t* keys, const bf16_t
     }
     ptx::store_shared_16(
         stage + column / 8 * C::kKeyRow + piece * C::kMatrixBytes + column % 8 * 16, key);
-    const float unit = __uint_as_float((127u - 24u + C::value_shift(8 * piece)) << 23);
     const uint32_t words[4] = {value.x, value.y, value.z, value.w};
-    const uint32_t to =
-        stage + C::kKeyBytes + piece * C::kValueRow + column / 8 * C::kMatrixBytes + column % 8 * 2;
+    const uint32_t to = stage + C::kKeyBytes + column / 8 * C::kMatrixBytes + column % 8 * 2;
+    const auto store_pairs = [&](auto store) {
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      const uint32_t scaled =
-          ptx::pack_bf16(ptx::low_bf16(words[w]) * unit, ptx::high_bf16(words[w]) * unit);
-      ptx::store_shared_2(to + 2 * w * 16, static_cast<uint16_t>(scaled));
-      ptx::store_shared_2(to + (2 * w + 1) * 16, static_cast<uint16_t>(scaled >> 16));
+      for (int w = 0; w < 4; ++w) {
+        const float unit = __uint_as_float(
+            (127u - 24u +
+             (C::kTrellis ? C::value_shift(C::value_position(2 * w)) : C::value_shift(8 * piece)))
+            << 23);
+        const uint32_t scaled =
+            ptx::pack_bf16(ptx::low_bf16(words[w]) * unit, ptx::high_bf16(words[w]) * unit);
+        store(2 * w, static_cast<uint16_t>(scaled));
+        store(2 * w + 1, static_cast<uint16_t>(scaled >> 16));
+      }
+    };
+    if constexpr (C::kTrellis) {
+      // Where the first channel of this word's half lies, and the others from there.
+      const int first = C::value_position(8 * piece);
+      const uint32_t base = to + first / 8 * C::kValueRow + first % 8 * 16;
+      store_pairs([&](int c, uint16_t half) {
+        const int after = C::value_position(c);
+        ptx::store_shared_2(base + after / 8 * C::kValueRow + after % 8 * 16, half);
+      });
+    } else {
+      const uint32_t base = to + piece * C::kValueRow;
+      store_pairs([&](int c, uint16_t half) { ptx::store_shared_2(base + c * 16, half); });
     }
   }
 }
