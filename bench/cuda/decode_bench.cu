@@ -1,8 +1,10 @@
 // Decode attention against the read ceiling: layers rotated past the L2, windows of 64 + 256 exact
 // tokens included.
 //
-//   oscar_cuda_decode_bench [--json FILE] [--commit TEXT] [--quick] [--shape Q_HEADS,BATCH,CONTEXT
+//   oscar_cuda_decode_bench [--json FILE] [--commit TEXT] [--quick] [--trellis] [--shape Q_HEADS,BATCH,CONTEXT
 //   [--mean PAIRS] [--bits K,V] [--symmetric | --trellis] [--queries N] [--generic]]
+//
+// --trellis without a shape: the lines of trellis codes alone, beside those of symmetric ones.
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -294,6 +296,26 @@ void run_read(double megabytes, int num_sms, Report& report) {
   report.add("read", "megabytes in context", shape, timing, 16e-3 * n / timing.median_us, -1);
 }
 
+// Trellis codes, each line beside that of the symmetric codebook, whose pages are as large.
+void run_trellis(const cuda::DeviceInfo& device, Report& report) {
+  const auto run_both = [&](const Shape& shape, int num_queries, int pairs) {
+    const bool with_error = shape.batch == 1 && shape.context <= 32768;
+    for (const Codebook codebook : {Codebook::kSymmetric, Codebook::kTrellis}) {
+      run_oscar({shape, codebook, true, num_queries, pairs}, device, with_error,
+                shape.batch == 32, report);
+    }
+  };
+  for (const int num_q_heads : {32, 64}) {
+    for (const auto& [batch, context] : {std::pair{1, 30000}, std::pair{1, 100000},
+                                         std::pair{8, 100000}, std::pair{32, 100000}}) {
+      run_both({num_q_heads, 8, 128, batch, context, 2, 2}, 1, 0);
+    }
+  }
+  for (const int head_dim : {64, 256}) run_both({32, 8, head_dim, 32, 100000, 2, 2}, 1, 0);
+  for (const int batch : {8, 32}) run_both({32, 8, 128, batch, 100000, 2, 2, true}, 1, 8);
+  run_both({32, 8, 128, 1, 32768, 2, 2}, 512, 0);
+}
+
 int run(int argc, char** argv) {
   std::string json, commit = "unknown";
   bool quick = false;
@@ -327,6 +349,12 @@ int run(int argc, char** argv) {
     only.mean_term = only_pairs > 0;
     run_oscar({only, only_codebook, true, only_queries, only_pairs, only_generic}, device, false,
               true, report);
+    return 0;
+  }
+  if (only_codebook == Codebook::kTrellis) {
+    run_read(4000.0, device.num_sms, report);
+    run_trellis(device, report);
+    if (!json.empty()) report.write(json, commit);
     return 0;
   }
   for (const double megabytes : {17.3, 57.6, 410.0, 4000.0}) {

@@ -349,6 +349,8 @@ std::string check_params(const AttendPlan& plan, const AttendParams& params,
         differs("sliding_window", params.sliding_window, shape.sliding_window),
         differs("key plane bytes", params.key.plane_bytes(), shape.key.plane_bytes()),
         differs("value plane bytes", params.value.plane_bytes(), shape.value.plane_bytes()),
+        differs("trellis codes of keys", params.key.trellis, is_trellis(shape.key.quant)),
+        differs("trellis codes of values", params.value.trellis, is_trellis(shape.value.quant)),
         differs("exact copies", params.copies.rows != nullptr, shape.has_copies),
         differs("key mean", params.mean.coefficients != nullptr, shape.has_mean)}) {
     if (!problem.empty()) return problem;

@@ -11,50 +11,44 @@
 
 namespace oscar::cuda {
 
-// Bit 3 of every half byte is zero.
-inline constexpr uint32_t kLowerLevels = 0x0f0f0f0fu;
+inline constexpr uint32_t kLowerLevels = 0x0f0f0f0fu;  // of half bytes
+inline constexpr uint32_t kUpperBits = 0x66666666u;    // of the levels in half bytes
 
-#ifndef OSCAR_TRELLIS_FORM
-#define OSCAR_TRELLIS_FORM 0
-#endif
+// Levels plus four: bit 3 is a and bit 2 its complement, which saves taking the a out of the words
+// that give bit 0.
+struct RaisedLevels {
+  uint32_t even, odd;  // half byte i: channels 2i, 2i + 1
 
-// u of every channel, and y.
+  static __device__ __forceinline__ RaisedLevels of(uint32_t word) {
+    using ptx::kA, ptx::kB, ptx::kC;
+    // v at the places of u, and the complement of a.
+    const uint32_t y =
+        ptx::logic<((kA ^ kB) & kC) | ~(kA | kC)>(word, ptx::rotated(word, 4), 0x55555555u);
+    return {ptx::selected_bits(y << 1, ptx::rotated(word, 2), kUpperBits),
+            ptx::selected_bits(y >> 1, word, kUpperBits)};
+  }
+};
+
+// The levels themselves, bit 3 zero.
 struct TrellisParts {
   uint32_t u, y;
 
   static __device__ __forceinline__ TrellisParts of(uint32_t word) {
     const uint32_t u = word & 0x55555555u;
-#if OSCAR_TRELLIS_FORM >= 1
-    const ptx::WidePair before = ptx::wide_product(u, 16);
-    return {u, ptx::exclusive_or(word, before.low, before.high)};
-#else
     return {u, word ^ ptx::rotated(u, 4)};
-#endif
   }
-  // Half bytes of y in bits 1 and 2, and u of the channel before in bit 0. Half byte i of either:
-  static constexpr uint32_t kUpper = 0x66666666u;
-  // is of channel 2i;
+  // Half byte i: of channel 2i;
   __device__ __forceinline__ uint32_t even() const {
-#if OSCAR_TRELLIS_FORM >= 2
-    // The last channel's u comes round to bit 0.
-    const ptx::WidePair before = ptx::wide_product(u, 4);
-    return ptx::selected_bits(2 * y + before.high, before.low, kUpper | 1);
-#else
-    return ptx::selected_bits(y << 1, ptx::rotated(u, 2), kUpper);
-#endif
+    return ptx::selected_bits(y << 1, ptx::rotated(u, 2), kUpperBits);
   }
-  // is of channel 2i + 1, behind whose u its predecessor's lies already.
+  // of channel 2i + 1, behind whose u its predecessor's lies already;
   __device__ __forceinline__ uint32_t odd() const {
-#if OSCAR_TRELLIS_FORM >= 3
-    return ptx::selected_bits(ptx::wide_product(y, 0x80000000u).high, u, kUpper);
-#else
-    return ptx::selected_bits(y >> 1, u, kUpper);
-#endif
+    return ptx::selected_bits(y >> 1, u, kUpperBits);
   }
-  // is of channel 2i + parity, by rotations that may differ from lane to lane.
+  // of channel 2i + parity, by rotations that may differ from lane to lane.
   __device__ __forceinline__ uint32_t of_parity(int parity) const {
     return ptx::selected_bits(ptx::rotated(y, parity ? 31 : 1), ptx::rotated(u, parity ? 0 : 2),
-                              kUpper);
+                              kUpperBits);
   }
 };
 

@@ -63,6 +63,9 @@ std::string check_side(const EncodeParams& params, const EncodeSide& side, const
            " is not a multiple of 16 from 32 to 256";
   }
   if (plane.bits < 2 || plane.bits > 4) return say("bits must be 2, 3 or 4");
+  if (plane.trellis && (plane.bits != 2 || plane.affine)) {
+    return say("trellis codes have 2 bits and no zero points");
+  }
   if (plane.group_size <= 0 || plane.head_dim % plane.group_size != 0) {
     return say("group_size must divide head_dim");
   }

@@ -43,28 +43,18 @@ __device__ __forceinline__ uint32_t permuted_bytes(uint32_t a, uint32_t b, uint3
   return d;
 }
 
+// Any function of three bits, for every bit of three words: `table` is the same function of kA, kB,
+// kC.
+inline constexpr int kA = 0xf0, kB = 0xcc, kC = 0xaa;
+template <int table>
+__device__ __forceinline__ uint32_t logic(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("lop3.b32 %0,%1,%2,%3,%4;" : "=r"(d) : "r"(a), "r"(b), "r"(c), "n"(table & 255));
+  return d;
+}
 // Bits of a where the mask has ones, else of b.
 __device__ __forceinline__ uint32_t selected_bits(uint32_t a, uint32_t b, uint32_t mask) {
-  uint32_t d;
-  asm("lop3.b32 %0,%1,%2,%3,0xe2;" : "=r"(d) : "r"(a), "r"(mask), "r"(b));
-  return d;
-}
-
-// a ^ b ^ c.
-__device__ __forceinline__ uint32_t exclusive_or(uint32_t a, uint32_t b, uint32_t c) {
-  uint32_t d;
-  asm("lop3.b32 %0,%1,%2,%3,0x96;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-}
-
-// The two words of a·b, by the pipe of multiplications.
-struct WidePair {
-  uint32_t low, high;
-};
-__device__ __forceinline__ WidePair wide_product(uint32_t a, uint32_t b) {
-  uint64_t d;
-  asm("mul.wide.u32 %0,%1,%2;" : "=l"(d) : "r"(a), "r"(b));
-  return {static_cast<uint32_t>(d), static_cast<uint32_t>(d >> 32)};
+  return logic<(kA & kC) | (kB & ~kC)>(a, b, mask);
 }
 
 // Larger of each pair of BF16.

@@ -73,7 +73,8 @@ struct DecodeConfig {
     return kTrellis ? trellis_value_channel(kHeadDim, position) : position;
   }
 
-  static constexpr float kKeyCentre = ((1 << (kTrellis ? 3 : kKeyBits)) - 1) / 2.0f;
+  // Trellis codes: of RaisedLevels.
+  static constexpr float kKeyCentre = kTrellis ? 7.5f : ((1 << kKeyBits) - 1) / 2.0f;
   static constexpr float kValueCentre = ((1 << (kTrellis ? 3 : kValueBits)) - 1) / 2.0f;
   // Largest 16-bit query coefficient such that the difference of two neighbouring planes fits
   // ±127·256 + 127.

@@ -45,9 +45,9 @@ __device__ __forceinline__ void dot_levels(int (&dot)[C::kHeadTiles][4], uint32_
   uint32_t levels[2][4] = {};  // of even and odd channels
 #pragma unroll
   for (int w = 0; w < kWords; ++w) {
-    const TrellisParts parts = TrellisParts::of(words[w]);
-    levels[0][w] = parts.even();
-    levels[1][w] = parts.odd();
+    const RaisedLevels raised = RaisedLevels::of(words[w]);
+    levels[0][w] = raised.even;
+    levels[1][w] = raised.odd;
   }
 #pragma unroll
   for (int p = 0; p < 4; ++p) {

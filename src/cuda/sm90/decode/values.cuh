@@ -68,7 +68,9 @@ __device__ __forceinline__ uint2 weight_operand(const float (&weights)[2][C::kHe
   if constexpr (C::kHeadTiles == 1) {
     // Column 2h takes the lower eight tokens of head h, column 2h + 1 the upper eight.
     const uint32_t both = ptx::transpose_8x8(ptx::pack_f16(weights[0][0], weights[1][0]));
-    const bool is_upper = (lane >> 2) & 1;
+    const uint32_t is_upper = static_cast<uint32_t>(lane) >> 2 & 1;
+    // Of trellis codes by the pipe of multiplications: the other one is what they are short of.
+    if constexpr (C::kTrellis) return {both * (1 - is_upper), both * is_upper};
     return {is_upper ? 0u : both, is_upper ? both : 0u};
   } else {
     return {ptx::transpose_8x8(ptx::pack_f16(weights[0][0], weights[0][1])),
