@@ -45,7 +45,7 @@ typedef struct oscar_cuda_quant {
   /* 1: scale and zero point; 0: scale alone, levels symmetric about zero; 2: scale alone, trellis
    * codes (2 bits). */
   int32_t affine;
-  int32_t scale_fit;  /* 0: plain, 1: unbiased, 2: least squares */
+  int32_t scale_fit; /* 0: plain, 1: unbiased, 2: least squares */
 } oscar_cuda_quant;
 
 /* ---- Attention ---- */

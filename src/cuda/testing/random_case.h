@@ -19,7 +19,7 @@ struct CaseSpec {
   int key_bits = 2, value_bits = 2;
   Codebook codebook = Codebook::kAffine;
   std::optional<Codebook> value_codebook;  // where it is not that of the keys
-  int group_size = 0;                 // 0: min(head_dim, 128)
+  int group_size = 0;                      // 0: min(head_dim, 128)
   bool has_copies = false;
   std::int32_t sink_tokens = 0, recent_tokens = 0, sliding_window = 0;
   float soft_cap = 0;
