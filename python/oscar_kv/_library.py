@@ -164,7 +164,6 @@ class RopeStruct(Structure):
         ("num_pairs", c_int32),
         ("inv_freq", FLOATS),
         ("magnitude", c_float),
-        ("is_trellis", c_int32),
     ]
 
 

@@ -128,6 +128,15 @@ def test_sides_are_what_the_codec_does(saved):
     assert exact.clip_ratio is None
 
 
+def test_sides_say_what_their_codes_are(saved):
+    plain = open_method(saved, "llama", SHAPE, weights_hash="abc").codec(0, 10)
+    trellis = open_method(f"{saved}:trellis", "llama", SHAPE, weights_hash="abc").codec(0, 10)
+    for side in (plain.key_side(), plain.value_side()):
+        assert not side.is_trellis
+    for side in (trellis.key_side(), trellis.value_side()):
+        assert (side.bits, side.has_zero_points, side.is_trellis) == (2, False, True)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_self_test_runs_while_a_model_of_any_type_is_loaded(dtype):
     torch.set_default_dtype(dtype)
