@@ -301,7 +301,7 @@ def main() -> None:
             prefill = Prefill(shape, 512, dense)
             path = f"{folder}/means.oscar.safetensors"
             artefact_with_means(shape).save(path)
-            for kv in (*METHODS, path):
+            for kv in (*METHODS, path, f"{path}:trellis"):
                 served = open_method(kv, "qwen3", shape, most_mean_pairs=FAST_PAIRS)
                 torch.set_default_dtype(torch.bfloat16)  # as while an engine loads a model
                 error = check_cuda_layer(served, library, prefill)
