@@ -62,7 +62,10 @@ std::string check_page(const kernels::KernelSet& kernels, const PlaneLayout& lay
   if (!finite) return layout_text(layout) + ": finite rows were taken for NaN";
   std::vector<float> decoded(rows.size());
   kernels.decode_rows({plane.data(), decoded.data(), layout.head_dim, 0, kPageSize, layout});
-  for (int token = 0; token < kPageSize; ++token) {
+  // The reference tries all 65,536 paths of a word: two tokens of trellis codes take as long as a
+  // page of the others.
+  const int step = trellis ? kPageSize / 2 : 1;
+  for (int token = 0; token < kPageSize; token += step) {
     const std::span<const float> row(rows.data() + token * layout.head_dim,
                                      static_cast<std::size_t>(layout.head_dim));
     const reference::Row right = reference::encode(row, layout, kClip);
