@@ -21,6 +21,12 @@ class AttendTrellisGpu : public testing::AttendFixture {
   }
 };
 
+// Tests of some kernels alone.
+class GeneralTrellisGpu : public AttendTrellisGpu {};
+class HopperDecodeTrellisGpu : public AttendTrellisGpu {};
+class DecodeTrellisGpu : public AttendTrellisGpu {};  // heads of 256
+class ChunkTrellisGpu : public AttendTrellisGpu {};   // more than eight queries
+
 TEST_P(AttendTrellisGpu, EveryShapeAndLength) {
   unsigned seed = 1000;
   for (const int head_dim : {64, 128, 256}) {
@@ -33,8 +39,7 @@ TEST_P(AttendTrellisGpu, EveryShapeAndLength) {
 }
 
 // Head sizes in the logical order, groups within a head, and codebooks that differ.
-TEST_P(AttendTrellisGpu, WhatTheGeneralKernelServes) {
-  if (GetParam() != AttendKernel::kGeneric) GTEST_SKIP() << "the general kernel's shapes";
+TEST_P(GeneralTrellisGpu, WhatTheGeneralKernelServes) {
   unsigned seed = 1100;
   for (const int head_dim : {32, 80, 96, 128}) {
     CaseSpec spec = trellis_case(head_dim, 4, ++seed);
@@ -54,8 +59,7 @@ TEST_P(AttendTrellisGpu, WhatTheGeneralKernelServes) {
   }
 }
 
-TEST_P(AttendTrellisGpu, OneGroupOfTheWholeHead) {
-  if (GetParam() == AttendKernel::kHopperPrefill) GTEST_SKIP() << "no heads of 256";
+TEST_P(DecodeTrellisGpu, OneGroupOfTheWholeHead) {
   CaseSpec spec = trellis_case(256, 4, 1150);
   spec.group_size = 256;
   spec.lengths = {700, 65};
@@ -152,8 +156,7 @@ TEST_P(AttendTrellisGpu, SharpAndScaledValues) {
   }
 }
 
-TEST_P(AttendTrellisGpu, ChunkOverHistory) {
-  if (GetParam() == AttendKernel::kHopperDecode) GTEST_SKIP() << "at most 8 queries";
+TEST_P(ChunkTrellisGpu, ChunkOverHistory) {
   unsigned seed = 1600;
   for (const int num_queries : {9, 64, 300}) {
     for (const int head_dim : {64, 128, 256}) {
@@ -172,8 +175,7 @@ TEST_P(AttendTrellisGpu, ChunkOverHistory) {
 }
 
 // As many sequences as multiprocessors: a block has one of them whole, and sums of a warp are long.
-TEST_P(AttendTrellisGpu, LongHistoriesInABlock) {
-  if (GetParam() != AttendKernel::kHopperDecode) GTEST_SKIP() << "the decode kernel's sums";
+TEST_P(HopperDecodeTrellisGpu, LongHistoriesInABlock) {
   unsigned seed = 1700;
   for (const int head_dim : {64, 128, 256}) {
     for (const int ratio : {4, 8}) {
@@ -194,6 +196,18 @@ TEST_P(AttendTrellisGpu, LongHistoriesInABlock) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, AttendTrellisGpu, testing::every_attend_kernel(),
+                         testing::attend_kernel_label);
+
+INSTANTIATE_TEST_SUITE_P(Kernels, GeneralTrellisGpu, ::testing::Values(AttendKernel::kGeneric),
+                         testing::attend_kernel_label);
+INSTANTIATE_TEST_SUITE_P(Kernels, HopperDecodeTrellisGpu,
+                         ::testing::Values(AttendKernel::kHopperDecode),
+                         testing::attend_kernel_label);
+INSTANTIATE_TEST_SUITE_P(Kernels, DecodeTrellisGpu,
+                         ::testing::Values(AttendKernel::kHopperDecode, AttendKernel::kGeneric),
+                         testing::attend_kernel_label);
+INSTANTIATE_TEST_SUITE_P(Kernels, ChunkTrellisGpu,
+                         ::testing::Values(AttendKernel::kHopperPrefill, AttendKernel::kGeneric),
                          testing::attend_kernel_label);
 
 }  // namespace

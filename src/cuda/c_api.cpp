@@ -57,6 +57,11 @@ PlaneLayout layout_of(const oscar_cuda_quant& quant, int head_dim, const char* s
                                                  std::to_string(quant.scale_fit) +
                                                  " must be 0, 1 or 2");
   }
+  if (quant.affine < 0 || quant.affine > 2) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        std::string(side) + ": affine " + std::to_string(quant.affine) + " must be 0, 1 or 2");
+  }
   const Codebook codebook = quant.affine == 0   ? Codebook::kSymmetric
                             : quant.affine == 2 ? Codebook::kTrellis
                                                 : Codebook::kAffine;
