@@ -42,6 +42,9 @@ int main(void) {
   expect(oscar_cuda_plan_create(&shape, 0, &plan) != OSCAR_OK, "5 bits");
   expect(strstr(oscar_cuda_last_error(), "5") != NULL, "5 bits are named");
   shape.key = quant;
+  shape.key.affine = 3;
+  expect(oscar_cuda_plan_create(&shape, 0, &plan) != OSCAR_OK, "an unknown codebook");
+  expect(strstr(oscar_cuda_last_error(), "affine 3 must be 0, 1 or 2") != NULL, "which is named");
   shape.key.affine = 2; /* trellis codes */
   shape.key.bits = 3;
   expect(oscar_cuda_plan_create(&shape, 0, &plan) != OSCAR_OK, "trellis codes of 3 bits");
