@@ -255,6 +255,15 @@ class Calibration(CliTest):
             self.refused(*self.ask(model, "--kv", path), names=[path])
             self.refused("inspect", path, names=[path])
 
+    def test_artefact_under_another_methods_name(self):
+        model, text = self.tiny(), self.write("text.txt", self.words(2000))
+        self.good(*self.calibrate(model, text, more=["--tokens", "600"]))
+        made = (self.folder / "a.safetensors").read_bytes()
+        self.assertEqual(made.count(b"oscar-plus"), 1)
+        path = self.write("renamed.safetensors", made.replace(b"oscar-plus", b"turboquant"))
+        for command in (["inspect", path], self.ask(model, "--kv", path)):
+            self.refused(*command, names=["turboquant", "symmetric", "another method's"])
+
 
 if __name__ == "__main__":
     main()

@@ -1,11 +1,13 @@
 // oscar inspect
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <memory>
 
 #include "artefact_report.h"
 #include "base/cpu_features.h"
 #include "commands.h"
 #include "kernels/kernels.h"
+#include "methods/definition.h"
 #include "support.h"
 
 namespace oscar::tool {
@@ -39,6 +41,8 @@ void run_inspect(const InspectCommand& command) {
   if (!command.file.empty()) {
     const Artefact artefact = load_artefact(command.file);
     print_artefact(artefact);
+    std::fflush(stdout);
+    methods::check(artefact.method, artefact);  // what `--kv FILE` would refuse
     document = artefact_json(artefact);
   }
   if (command.kernels) document["kernels"] = print_kernels();
