@@ -1,6 +1,7 @@
 """oscar calibrate: texts good and bad, artefacts, full disks, interrupts."""
 
 import json
+import re
 import resource
 import signal
 import subprocess
@@ -260,7 +261,11 @@ class Calibration(CliTest):
         self.good(*self.calibrate(model, text, more=["--tokens", "600"]))
         made = (self.folder / "a.safetensors").read_bytes()
         self.assertEqual(made.count(b"oscar-plus"), 1)
-        path = self.write("renamed.safetensors", made.replace(b"oscar-plus", b"turboquant"))
+        renamed = made.replace(b"oscar-plus", b"turboquant")
+        path = self.write("renamed.safetensors", renamed)
+        damaged = self.refused("inspect", path, names=["hash", "edited"])
+        found, recorded = re.search(r"has hash (\w{32}), not '(\w{32})'", damaged.err).groups()
+        path = self.write("signed.safetensors", renamed.replace(recorded.encode(), found.encode()))
         for command in (["inspect", path], self.ask(model, "--kv", path)):
             self.refused(*command, names=["turboquant", "symmetric", "another method's"])
 
