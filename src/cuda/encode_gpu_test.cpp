@@ -25,7 +25,8 @@ struct EncodeCase {
   float key_clip = 0.96f, value_clip = 0.92f;
   bool has_transform = true;
   unsigned seed = 1;
-  bool is_hostile = false;  // zeros, constants, huge, tiny, NaN rows
+  bool is_hostile = false;   // zeros, constants, huge, tiny, NaN rows
+  bool is_in_order = false;  // slots follow one another, from within a slab; else any
 
   PlaneLayout layout(int side) const { return {head_dim, side == 0 ? key : value}; }
 };
@@ -67,8 +68,8 @@ class EncodeGpu : public ::testing::Test {
     const std::int64_t key_bytes = c.layout(0).plane_bytes();
     const std::int64_t run_bytes = key_bytes + c.layout(1).plane_bytes();
     std::vector<std::int64_t> slots(std::size_t(num_pages * kPageTokens));
-    std::iota(slots.begin(), slots.end(), 0);
-    std::shuffle(slots.begin(), slots.end(), random);
+    std::iota(slots.begin(), slots.end(), c.is_in_order ? 5 : 0);
+    if (!c.is_in_order) std::shuffle(slots.begin(), slots.end(), random);
     slots.resize(std::size_t(c.num_tokens));
     if (c.num_tokens > 3) slots[3] = -1;
 
@@ -101,6 +102,21 @@ class EncodeGpu : public ::testing::Test {
     DeviceBuffer<std::int64_t> device_slots(slots);
     DeviceBuffer<std::int32_t> non_finite(std::vector<std::int32_t>{0});
     pages.fill(0xee);
+    // Exact copies of every third token, in the same pass; rows that are not finite may differ.
+    constexpr int kRowsPerBlock = 32;
+    const bool has_copies = !c.has_transform && !c.is_hostile;
+    std::vector<std::int64_t> copy_slots(std::size_t(c.num_tokens), -1);
+    for (std::size_t t = 0; t < copy_slots.size(); t += 3) copy_slots[t] = std::int64_t(t / 3);
+    const std::size_t copy_blocks = copy_slots.size() / 3 / kRowsPerBlock + 1;
+    DeviceBuffer<std::int64_t> device_copy_slots(copy_slots);
+    DeviceBuffer<bf16_t> copies(has_copies ? copy_blocks * std::size_t(c.num_kv_heads) * 2 *
+                                                 kRowsPerBlock * std::size_t(c.head_dim)
+                                           : 0);
+    if (has_copies) {
+      p.copies = copies.data();
+      p.copy_slots = device_copy_slots.data();
+      p.rows_per_block = kRowsPerBlock;
+    }
     p.num_tokens = c.num_tokens;
     p.num_kv_heads = c.num_kv_heads;
     p.pages = pages.data();
@@ -120,10 +136,24 @@ class EncodeGpu : public ::testing::Test {
                 run_bytes * c.num_kv_heads);
         if (HasFailure()) return;
       }
+      if (has_copies) compare_copies(c, side, rows[side], copies.download(), kRowsPerBlock);
     }
   }
 
  private:
+  static void compare_copies(const EncodeCase& c, int side, const std::vector<bf16_t>& rows,
+                             const std::vector<bf16_t>& copies, int rows_per_block) {
+    for (std::int64_t token = 0; token < c.num_tokens; token += 3) {
+      const std::int64_t block = token / 3 / rows_per_block, row = token / 3 % rows_per_block;
+      for (int head = 0; head < c.num_kv_heads; ++head) {
+        const std::int64_t plane = (block * c.num_kv_heads + head) * 2 + side;
+        const bf16_t* from = rows.data() + (token * c.num_kv_heads + head) * c.head_dim;
+        const bf16_t* copy = copies.data() + (plane * rows_per_block + row) * c.head_dim;
+        ASSERT_TRUE(std::equal(from, from + c.head_dim, copy))
+            << "copy, side " << side << " token " << token << " head " << head;
+      }
+    }
+  }
   static void compare(const EncodeCase& c, int side, int head, const std::vector<bf16_t>& rows,
                       const std::vector<float>& matrices, const std::vector<std::int64_t>& slots,
                       std::int64_t num_pages, const std::uint8_t* bytes, std::int64_t page_stride) {
@@ -259,6 +289,30 @@ TEST_F(EncodeGpu, ManyValues) {
     c.has_transform = false;
     c.seed = 77;
     expect_equal_bytes(c);
+  }
+}
+
+// Slots in order, as a prefill has them: whole slabs are stored at once.
+TEST_F(EncodeGpu, SlotsInOrder) {
+  unsigned seed = 2000;
+  for (const int head_dim : {64, 128}) {
+    for (const Codebook codebook : {Codebook::kAffine, Codebook::kSymmetric, Codebook::kTrellis}) {
+      for (const ScaleFit fit : {ScaleFit::kPlain, ScaleFit::kUnbiased}) {
+        for (const bool is_hostile : {false, true}) {
+          EncodeCase c;
+          c.head_dim = head_dim;
+          c.num_tokens = 5001;
+          c.key = c.value = {2, head_dim, codebook, fit};
+          c.has_transform = false;
+          c.is_in_order = true;
+          c.is_hostile = is_hostile;
+          c.seed = ++seed;
+          SCOPED_TRACE("seed " + std::to_string(seed));
+          expect_equal_bytes(c);
+          if (HasFailure()) return;
+        }
+      }
+    }
   }
 }
 

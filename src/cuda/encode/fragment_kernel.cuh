@@ -5,9 +5,12 @@
 // by the identity, which only moves (and widens) them.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/encode/fragments.h"
 #include "cuda/encode/packed_kernel.cuh"
 #include "cuda/encode/trellis_rows.cuh"
+#include "cuda/encode/words_kernel.cuh"
 
 namespace oscar::cuda::encode {
 
@@ -289,7 +292,6 @@ __global__ void __launch_bounds__(32 * kFewWarps, 1)
     __shared__ float words[TrellisRows<kHeadDim>::kBytes / 4];
     encode_few_trellis<kHeadDim>(v, words, job, rules, guess, slots[0]);
   } else if constexpr (kCoding == Coding::kPacked) {
-    const bool is_live[1] = {slots[0] >= 0};
     RowBytes rows[1] = {};
     uint32_t scale_zero[1];
     const auto load = [&](int, RowFragment<kTiles>& half) {
@@ -301,13 +303,24 @@ __global__ void __launch_bounds__(32 * kFewWarps, 1)
     };
     bool is_odd[1];
     if constexpr (kTransform) {
-      encode_packed<kHeadDim, 1>(v, side_index, rules, guess, is_live, load, rows, scale_zero,
-                                 is_odd);
+      encode_packed<kHeadDim, 1>(v, side_index, rules, guess, slots[0] >= 0, load, rows,
+                                 scale_zero[0], is_odd[0]);
     } else {
       RowWords<kTiles, 1> words;
       raw.words(words);
-      encode_packed<kHeadDim, 1>(words, side_index, rules, guess, is_live, load, rows, scale_zero,
-                                 is_odd);
+      const auto encode = [&](auto side) {
+        const auto get = [&](int r, uint32_t(&pair)[1][2]) {
+          pair[0][0] = words[0][coded_tile<kTiles>(r, side)];
+          pair[0][1] = words[0][coded_tile<kTiles>(r + 1, side)];
+        };
+        encode_words<kHeadDim, 1, side>(get, rules, guess, slots[0] >= 0, load, rows, scale_zero[0],
+                                        is_odd[0]);
+      };
+      if (side_index == 0) {
+        encode(std::integral_constant<int, 0>{});
+      } else {
+        encode(std::integral_constant<int, 1>{});
+      }
     }
     store_packed<kHeadDim, 1>(job, rules, slots, load, rows, scale_zero, is_odd);
   } else {

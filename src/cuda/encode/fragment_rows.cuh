@@ -98,6 +98,13 @@ struct TileRows {
       }
     }
   }
+  // Row g + 8h: `from` is the lane's first piece of 16 bytes. Not there: zeros instead.
+  __device__ __forceinline__ void fetch(int h, const bf16_t* from, bool is_there) const {
+#pragma unroll
+    for (int j = 0; j < kHeadDim / 32; ++j) {
+      ptx::copy_async_16(values + piece(h, j), from + 32 * j, is_there ? 16 : 0);
+    }
+  }
   // What was fetched, for all lanes of the warp.
   static __device__ __forceinline__ void wait() {
     ptx::copy_async_wait();

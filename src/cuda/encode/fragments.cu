@@ -10,6 +10,25 @@ namespace {
 
 constexpr std::int64_t kMostFewTokens = 512;
 
+template <int kHeadDim>
+cudaError_t launch_words(const EncodeParams& params, const Card& card, cudaStream_t stream) {
+  const auto kernel = encode_words_kernel<kHeadDim>;
+  constexpr int kBytes = kWordBlockBytes<kHeadDim>, kWarps = kWordThreads / 32;
+  static_assert(kBytes <= 48 * 1024);
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+  if (error != cudaSuccess) return error;
+  const std::int64_t tiles = params.num_tokens / kSlab + 2;
+  const std::int64_t most = (tiles + kWarps - 1) / kWarps;
+  constexpr int kBlocks = 4 * kWordWaves;  // of a multiprocessor, in all
+  const std::int64_t wanted =
+      std::max<std::int64_t>(1, card.num_sms * kBlocks / (2 * std::int64_t{params.num_kv_heads}));
+  const dim3 grid(static_cast<unsigned>(std::min(most, wanted)),
+                  static_cast<unsigned>(params.num_kv_heads), 2);
+  kernel<<<grid, kWordThreads, kBytes, stream>>>(params);
+  return cudaGetLastError();
+}
+
 template <int kHeadDim, Source kSource>
 cudaError_t launch(const EncodeParams& params, Coding coding, const Card& card,
                    cudaStream_t stream) {
@@ -27,15 +46,18 @@ cudaError_t launch(const EncodeParams& params, Coding coding, const Card& card,
   const int image_bytes = kSource == Source::kRotated
                               ? 0
                               : static_cast<int>(kTransformParts * transform_part_bytes(kHeadDim));
-  const int packed_bytes = image_bytes + kPackedTableBytes<kHeadDim, kSource>;
   if (coding == Coding::kPacked) {
-    if (kSource != Source::kRotated && card.compute_capability == 90 && sm90::has_code()) {
-      return sm90::run_packed(params, kHeadDim, kSource == Source::kLessMean, card, stream);
+    if constexpr (kSource == Source::kRotated) {
+      return launch_words<kHeadDim>(params, card, stream);
+    } else {
+      if (card.compute_capability == 90 && sm90::has_code()) {
+        return sm90::run_packed(params, kHeadDim, kSource == Source::kLessMean, card, stream);
+      }
+      return launch_many(encode_packed_kernel<kHeadDim, kSource, WarpProduct>, params,
+                         packed_threads<kHeadDim, kSource>(card.compute_capability) / 32, 1,
+                         kPackedWarpBytes<kHeadDim, kSource>,
+                         image_bytes + kPackedTableBytes<kHeadDim, kSource>, card, stream);
     }
-    return launch_many(encode_packed_kernel<kHeadDim, kSource, WarpProduct>, params,
-                       packed_threads<kHeadDim, kSource>(card.compute_capability) / 32, 1,
-                       kPackedWarpBytes<kHeadDim, kSource>, packed_bytes,
-                       card, stream);
   }
   constexpr int kWarps = kFragmentThreads<kSource> / 32;  // no fewer
   return launch_many(encode_fragments_kernel<kHeadDim, kSource>, params, kWarps, kWarps,

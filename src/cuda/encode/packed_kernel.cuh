@@ -1,83 +1,35 @@
-// Rows to pages of 2-bit codes for many tokens: a warp takes sixteen rows at a time, as pairs of
-// float16 (packed_rows.cuh). docs/kernels/cuda-encode.md counts the instructions.
+// Rows to pages of 2-bit codes for many tokens, by way of a transform: a warp takes sixteen rows at
+// a time, as pairs of float16 (packed_rows.cuh). docs/kernels/cuda-encode.md counts the
+// instructions.
 #pragma once
-
-#include <type_traits>
 
 #include "cuda/encode/fragments.h"
 #include "cuda/encode/packed_rows.cuh"
-#include "cuda/encode/row_job.cuh"
+#include "cuda/encode/tile_walk.cuh"
 
 namespace oscar::cuda::encode {
 
-// Codes and stored scales of a warp's rows. v: in float32, or as pairs of BF16. load(h, half): row
-// h in float32, again. is_odd: rows that the general encoder must take (store_packed). All lanes
-// take part.
-template <int kHeadDim, int kHalves, typename Rows, typename Load>
-__device__ __forceinline__ void encode_packed(const Rows& v, int side, const RowRules& rules,
-                                              const RankGuess& guess,
-                                              const bool (&is_live)[kHalves], Load load,
-                                              RowBytes (&rows)[kHalves],
-                                              uint32_t (&scale_zero)[kHalves],
-                                              bool (&is_odd)[kHalves]) {
-  constexpr int kTiles = kHeadDim / 8;
-  using Packed = PackedRows<kTiles, kHalves>;
-  constexpr bool kIsExact = !std::is_same_v<Rows, RowFragments<kTiles, kHalves>>;
-  Packed packed;
-  packed.load(v);
-  const bool is_own_live = own_of<kHalves>(is_live);
+// Codes of a warp's rows, and of the own row what is stored and whether the general encoder must
+// take it (store_packed). load(h, half): row h, again. All lanes take part.
+template <int kHeadDim, int kHalves, typename Load>
+__device__ __forceinline__ void encode_packed(const RowFragments<kHeadDim / 8, kHalves>& v,
+                                              int side, const RowRules& rules,
+                                              const RankGuess& guess, bool is_live, Load load,
+                                              RowBytes (&rows)[kHalves], uint32_t& scale_zero,
+                                              bool& is_odd) {
+  PackedRows<kHeadDim / 8, kHalves> packed;
+  packed.load(v, rules.affine);
   float threshold = __uint_as_float(0x7f800000u);
-  if (guess.rank < kHeadDim) {
-    const typename Packed::Statistic found = packed.order_statistic(guess, is_own_live);
-    threshold = kIsExact ? ptx::float_from_f16(found.key) : packed.exact_statistic(found, load);
-  }
+  if (guess.rank < kHeadDim) threshold = packed.order_statistic(guess, is_live, load);
   RowScale scale = packed.choose_scale(rules, threshold, load);
-  const auto store_scale = [&](float value) {
-    const uint32_t stored =
-        __float_as_uint(value) >> 16 | (__float_as_uint(scale.zero) & 0xffff0000u);
-    to_halves<kHalves>(stored, scale_zero);
-  };
-  if (!kIsExact || rules.fit == ScaleFit::kPlain) {
-    to_halves<kHalves>(is_own_live && !packed.is_fine, is_odd);
-  }
-  if constexpr (kIsExact) {
-    if (rules.fit == ScaleFit::kPlain) {
-      store_scale(scale.scale * packed.inverse_factor);
-      packed.choose_bytes(scale, threshold, side, rows);
-      return;
-    }
-  }
+  is_odd = is_live && !packed.is_fine;
   // From here on in the units of the rows.
   scale.scale *= packed.inverse_factor;
   scale.inverse *= packed.factor;
-  if constexpr (!kIsExact) {
-    const float fitted =
-        packed.level_bytes(scale, rules.fit, threshold * packed.inverse_factor, side, load, rows);
-    store_scale(round_to_bf16(fitted));
-    return;
-  }
-  // A fitted scale is a sum over rows and codes in float32: one half at a time, as registers are
-  // scarce.
-  set_bounds(scale, 3, fminf(threshold * packed.inverse_factor, 0x1p120f));
-  to_halves<kHalves>(is_own_live && !scale.is_ordinary, is_odd);
-#pragma unroll 1
-  for (int h = 0; h < kHalves; ++h) {
-    RowFragment<kTiles> half;
-    load(h, half);
-    const int owner = (threadIdx.x & 28) + (kHalves == 2 ? h : 0);
-    RowScale s;
-    s.scale = __shfl_sync(~0u, scale.scale, owner);
-    s.zero = __shfl_sync(~0u, scale.zero, owner);
-    s.inverse = __shfl_sync(~0u, scale.inverse, owner);
-    s.top = __shfl_sync(~0u, scale.top, owner);
-    CodeFragment<kTiles> codes;
-    if constexpr (kHalves == 2) {
-      rows[0] = rows[1];
-      scale_zero[0] = scale_zero[1];
-    }
-    scale_zero[kHalves - 1] = choose_codes<kTiles>(half, rules, s, codes);
-    rows[kHalves - 1] = pack_row<kHeadDim>(codes, side, 2);
-  }
+  const float fitted =
+      packed.level_bytes(scale, rules.fit, threshold * packed.inverse_factor, side, load, rows);
+  scale_zero =
+      __float_as_uint(round_to_bf16(fitted)) >> 16 | (__float_as_uint(scale.zero) & 0xffff0000u);
 }
 
 // Stores a warp's rows, and encodes and stores those that are out of the ordinary.
@@ -118,12 +70,25 @@ __device__ __forceinline__ void store_packed(const TileJob& job, const RowRules&
   }
 }
 
-// What a warp has in shared memory. Rotated rows: two tiles. Others: a tile, and its rows in
-// float32 or, before, what BF16 leaves of rows less the mean; then a page's mean.
+// The same by what lanes know of the own row.
+template <int kHeadDim, typename Load>
+__device__ __forceinline__ void store_any(const TileJob& job, const RowRules& rules, Load load,
+                                          const RowBytes (&rows)[2], std::int64_t slot,
+                                          uint32_t scale_zero, bool is_odd) {
+  std::int64_t slots[2];
+  uint32_t scales[2];
+  bool odd[2];
+  to_halves<2>(slot, slots);
+  to_halves<2>(scale_zero, scales);
+  to_halves<2>(is_odd, odd);
+  store_packed<kHeadDim, 2>(job, rules, slots, load, rows, scales, odd);
+}
+
+// What a warp has in shared memory: a tile, and its rows in float32 or, before, what BF16 leaves of
+// rows less the mean; then a page's mean.
 template <int kHeadDim, Source kSource>
 inline constexpr int kPackedWarpBytes =
-    (kSource == Source::kRotated ? 2 : 3) * kSlab* kHeadDim * 2 +
-    (kSource == Source::kLessMean ? SlabMeans<kHeadDim>::kWarpBytes : 0);
+    3 * kSlab* kHeadDim * 2 + (kSource == Source::kLessMean ? SlabMeans<kHeadDim>::kWarpBytes : 0);
 // What a block has behind its warps' and the image.
 template <int kHeadDim, Source kSource>
 inline constexpr int kPackedTableBytes =
@@ -161,7 +126,7 @@ struct SpareRows {
       }
     }
   }
-  __device__ __forceinline__ void load(int h, RowFragment<kTiles>& half) const {
+  __device__ __forceinline__ void operator()(int h, RowFragment<kTiles>& half) const {
 #pragma unroll
     for (int n = 0; n < kTiles; n += 2) {
       const uint4 x = ptx::load_shared_16(address + (h * kTiles / 2 + n / 2) * 512);
@@ -195,17 +160,16 @@ __global__ void __launch_bounds__((packed_threads<kHeadDim, kSource>(kThisCapabi
     encode_packed_kernel(const __grid_constant__ EncodeParams params) {
   extern __shared__ __align__(16) std::uint8_t shared[];
   constexpr int kTiles = kHeadDim / 8, kTileBytes = kSlab * kHeadDim * 2;
-  constexpr bool kRotated = kSource == Source::kRotated, kMean = kSource == Source::kLessMean;
+  constexpr bool kMean = kSource == Source::kLessMean;
   const int side_index = blockIdx.z;
-  const TileJob job{params, params.sides[side_index], static_cast<int>(blockIdx.y), side_index, 0,
-                    0};
+  const TileJob job = job_of_block(params);
   if (job.side.rows == nullptr) return;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2;
   const int num_warps = blockDim.x >> 5;
   std::uint8_t* parts = shared + num_warps * kPackedWarpBytes<kHeadDim, kSource>;
   const uint32_t first_tile =
       ptx::shared_address(shared) + warp * kPackedWarpBytes<kHeadDim, kSource>;
-  TileRows<kHeadDim> raw{first_tile, first_tile + kTileBytes};
+  const TileRows<kHeadDim> raw{first_tile, first_tile + kTileBytes};
   const SpareRows<kTiles> spare{first_tile + kTileBytes + 16 * lane};
   TransformHead head{1.0f, 1, {}};
   SlabMeans<kHeadDim> means{0, 0, -1};
@@ -215,113 +179,100 @@ __global__ void __launch_bounds__((packed_threads<kHeadDim, kSource>(kThisCapabi
         static_cast<const std::uint8_t*>(job.side.transform_image) +
         job.head * transform_head_bytes(kHeadDim) + sizeof(TransformHead));
   };
-  if constexpr (!kRotated) {
-    head = reinterpret_cast<const TransformHead*>(image())[-1];
-    const int count = head.num_parts * static_cast<int>(transform_part_bytes(kHeadDim) / 16);
-    for (int i = threadIdx.x; i < count; i += blockDim.x) {
-      Product::template put<kHeadDim>(parts, i, image()[i]);
-    }
-    Product::written();
-    if constexpr (kMean) {
-      means = slab_means<kHeadDim>(
-          job, first_tile + 3 * kTileBytes,
-          ptx::shared_address(parts) + kTransformParts * 2 * kHeadDim * kHeadDim);
-      if (means.first >= 0) means.build_table(params);
-    }
-    __syncthreads();
+  head = reinterpret_cast<const TransformHead*>(image())[-1];
+  const int count = head.num_parts * static_cast<int>(transform_part_bytes(kHeadDim) / 16);
+  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+    Product::template put<kHeadDim>(parts, i, image()[i]);
   }
+  Product::written();
+  if constexpr (kMean) {
+    means = slab_means<kHeadDim>(
+        job, first_tile + 3 * kTileBytes,
+        ptx::shared_address(parts) + kTransformParts * 2 * kHeadDim * kHeadDim);
+    if (means.first >= 0) means.build_table(params);
+  }
+  __syncthreads();
   const RowRules rules = rules_of(job, false);
   const RankGuess guess = RankGuess::of(rules.clip_ratio, kHeadDim);
   const std::int64_t first_slot = params.slots[0];
   const int shift = first_slot < 0 ? 0 : static_cast<int>(first_slot % kSlab);
   const int num_tokens = static_cast<int>(params.num_tokens);
-  const int num_tiles = (num_tokens + shift + kSlab - 1) / kSlab;
-  const auto tokens_of = [&](int tile, int(&tokens)[2]) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      tokens[h] = tile * kSlab - shift + 8 * h + g;
-      if (tokens[h] >= num_tokens) tokens[h] = -1;  // before the first: negative already
-    }
-  };
-  const auto slots_of = [&](const int(&tokens)[2], std::int64_t(&slots)[2]) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) slots[h] = tokens[h] < 0 ? -1 : params.slots[tokens[h]];
-  };
-  const int step = gridDim.x * num_warps;
   [[maybe_unused]] const bool is_static = side_index != 0 || params.num_pairs == 0;
   // With a mean, a block's tiles are one quarter of every page (the number of blocks is a multiple
   // of four): sixteen rows of cosines serve them all.
-  const int between = kMean ? static_cast<int>(gridDim.x) : 1;
-  int tile = kMean ? blockIdx.x + warp * between : blockIdx.x * num_warps + warp;
+  const int between = (kMean ? static_cast<int>(gridDim.x) : 1) * kSlab;
+  const int step = gridDim.x * num_warps * kSlab;
   // Tiles of a group of warps that walks together end when its first does.
   const int ahead = Product::kTogether ? warp % 4 * between : 0;
-  int tokens[2];
-  std::int64_t next_slots[2] = {-1, -1};
-  tokens_of(tile, tokens);
-  if (tile - ahead < num_tiles) {
-    raw.fetch(job, tokens);
-    slots_of(tokens, next_slots);
-  }
+  int next = (kMean ? blockIdx.x * kSlab : blockIdx.x * num_warps * kSlab) + warp * between - shift;
+  // Registers are scarce: the walk's addresses are found again for every tile.
+  const auto take = [&] {
+    const std::int64_t slot = TileWalk<kHeadDim>::from(job, next, ptx::lane_again())
+                                  .take(job, step, [&](int h, const bf16_t* from, bool is_there) {
+                                    raw.fetch(h, from, is_there);
+                                  });
+    next += step;
+    return slot;
+  };
+  std::int64_t next_slot = -1;
+  bool has_next = next - ahead < num_tokens;
+  if (has_next) next_slot = take();
 #pragma unroll 1
-  for (; tile - ahead < num_tiles; tile += step) {
-    tokens_of(tile, tokens);
-    const std::int64_t slots[2] = {next_slots[0], next_slots[1]};
-    const bool is_live[2] = {slots[0] >= 0, slots[1] >= 0};
-    std::int64_t copies[2];
-    copy_slots_of<2>(params, tokens, copies);
-    const bool has_copies = any_copy<2>(copies);
-    raw.wait();
-    // The next rows and slots come while these are encoded.
-    const auto fetch_next = [&](uint32_t at) {
-      if (tile + step - ahead >= num_tiles) return;
-      int next[2];
-      tokens_of(tile + step, next);
-      TileRows<kHeadDim>{at, 0}.fetch(job, next);
-      slots_of(next, next_slots);
+  while (has_next) {
+    const int token = next - step;
+    std::int64_t slot = next_slot;
+    has_next = next - ahead < num_tokens;
+    const auto tokens_of = [&](int(&tokens)[2]) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        tokens[h] = token + 8 * h + g;
+        if (tokens[h] >= num_tokens) tokens[h] = -1;  // before the first: negative already
+      }
     };
+    std::int64_t copies[2] = {-1, -1};
+    bool has_copies = false;
+    if (params.copies != nullptr) {
+      int tokens[2];
+      tokens_of(tokens);
+      copy_slots_of<2>(params, tokens, copies);
+      has_copies = any_copy<2>(copies);
+    }
+    raw.wait();
     RowBytes rows[2] = {};
-    uint32_t scale_zero[2];
-    bool is_odd[2];
-    if constexpr (kRotated) {
-      const uint32_t other = first_tile + (raw.values == first_tile ? kTileBytes : 0);
-      fetch_next(other);
-      const auto load = [&](int h, RowFragment<kTiles>& half) { raw.widen(h, half); };
-      if (has_copies) {
-        RowFragments<kTiles, 2> v;
-        raw.widen(v);
+    uint32_t scale_zero;
+    bool is_odd;
+    RowFragments<kTiles, 2> v;
+    if constexpr (kMean) {
+      if (has_copies) {  // a copy holds the mean
+        transform_fragments<kHeadDim, 2, kTiles, false>(v, raw, image(), head.num_parts, head.unit,
+                                                        0);
         copy_rows<kHeadDim, 2>(v, job, copies);
       }
-      RowWords<kTiles, 2> words;
-      raw.words(words);
-      encode_packed<kHeadDim, 2>(words, side_index, rules, guess, is_live, load, rows, scale_zero,
-                                 is_odd);
-      store_packed<kHeadDim, 2>(job, rules, slots, load, rows, scale_zero, is_odd);
-      raw.values = other;
-    } else {
-      RowFragments<kTiles, 2> v;
-      if constexpr (kMean) {
-        if (has_copies) {  // a copy holds the mean
-          transform_fragments<kHeadDim, 2, kTiles, false>(v, raw, image(), head.num_parts,
-                                                          head.unit, 0);
-          copy_rows<kHeadDim, 2>(v, job, copies);
-        }
-        if (is_static) {
-          raw.subtract_static(job);
-        } else if (means.begin(job, tokens)) {
-          raw.subtract_slab(means);
-        } else {
-          raw.subtract(job, tokens);
-        }
+      int tokens[2];
+      tokens_of(tokens);
+      if (is_static) {
+        raw.subtract_static(job);
+      } else if (means.begin(job, tokens)) {
+        raw.subtract_slab(means);
+      } else {
+        raw.subtract(job, tokens);
       }
-      Product::template multiply<kHeadDim, kMean>(v, raw, parts, head);
-      __syncwarp();  // all lanes have read what follows overwrites
-      fetch_next(first_tile);
-      if (!kMean && has_copies) copy_rows<kHeadDim, 2>(v, job, copies);
-      spare.keep(v);
-      const auto load = [&](int h, RowFragment<kTiles>& half) { spare.load(h, half); };
-      encode_packed<kHeadDim, 2>(v, side_index, rules, guess, is_live, load, rows, scale_zero,
-                                 is_odd);
-      store_packed<kHeadDim, 2>(job, rules, slots, load, rows, scale_zero, is_odd);
+    }
+    Product::template multiply<kHeadDim, kMean>(v, raw, parts, head);
+    __syncwarp();  // all lanes have read what follows overwrites
+    // The next rows (and slots) come while these are encoded.
+    if (has_next) next_slot = take();
+    if constexpr (kMean) {
+      const int own = token + own_row(ptx::lane_again());
+      slot = own >= 0 && own < num_tokens ? params.slots[own] : -1;
+    }
+    if (!kMean && has_copies) copy_rows<kHeadDim, 2>(v, job, copies);
+    spare.keep(v);
+    encode_packed<kHeadDim, 2>(v, side_index, rules, guess, slot >= 0, spare, rows, scale_zero,
+                               is_odd);
+    if (!SlabPlace<kHeadDim>::of(job, ptx::lane_again())
+             .store(side_index, slot, rows, scale_zero, is_odd)) {
+      store_any<kHeadDim>(job, rules, spare, rows, slot, scale_zero, is_odd);
     }
   }
 }

@@ -6,6 +6,12 @@
 
 namespace oscar::cuda::encode {
 
+// The job of a block of grids (blocks, heads, sides).
+__device__ __forceinline__ TileJob job_of_block(const EncodeParams& params) {
+  const int side = static_cast<int>(blockIdx.z);
+  return {params, params.sides[side], static_cast<int>(blockIdx.y), side, 0, 0};
+}
+
 template <int kHalves>
 __device__ __forceinline__ void copy_slots_of(const EncodeParams& params,
                                               const int (&tokens)[kHalves],

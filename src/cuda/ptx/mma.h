@@ -31,6 +31,14 @@ __device__ __forceinline__ void mma_f16(float (&c)[4], uint4 a, uint32_t b0, uin
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
+// The same with sums of float16: c[0] of row g, c[1] of row g + 8.
+__device__ __forceinline__ void mma_f16_f16(uint32_t (&c)[2], uint4 a, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 "
+      "{%0,%1},{%2,%3,%4,%5},{%6,%7},{%0,%1};"
+      : "+r"(c[0]), "+r"(c[1])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
 // C += A·B, A 16×16 and B 16×8 of bfloat16.
 __device__ __forceinline__ void mma_bf16(float (&c)[4], uint4 a, uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "

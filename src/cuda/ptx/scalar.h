@@ -17,6 +17,13 @@ __device__ __forceinline__ float log2_approx(float x) {
   return y;
 }
 
+// This thread's lane, read again at every call: what depends on it is not kept in registers.
+__device__ __forceinline__ int lane_again() {
+  int lane;
+  asm volatile("mov.u32 %0,%%laneid;" : "=r"(lane));
+  return lane;
+}
+
 // Two floats to two halves, `low` in the low bits.
 __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
   uint32_t d;
@@ -74,6 +81,12 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   return y;
 }
 
+__device__ __forceinline__ float square_root_approx(float x) {
+  float y;
+  asm("sqrt.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // 1.0 in each half where a ≤ b, else 0.
 __device__ __forceinline__ uint32_t at_most_f16x2(uint32_t a, uint32_t b) {
   uint32_t d;
@@ -87,27 +100,11 @@ __device__ __forceinline__ uint32_t at_least_f16x2(uint32_t a, uint32_t b) {
   asm("set.ge.f16x2.f16x2 %0,%1,%2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
 }
-__device__ __forceinline__ uint32_t add_f16x2(uint32_t a, uint32_t b) {
-  uint32_t d;
-  asm("add.rn.f16x2 %0,%1,%2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
-__device__ __forceinline__ uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
-  uint32_t d;
-  asm("fma.rn.f16x2 %0,%1,%2,%3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-}
 
 // a·b + c of each half, at least 0 and at most 1.
 __device__ __forceinline__ uint32_t fma_saturated_f16x2(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t d;
   asm("fma.rn.sat.f16x2 %0,%1,%2,%3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-}
-// a·b of pairs of BF16.
-__device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
-  uint32_t d;
-  asm("fma.rn.bf16x2 %0,%1,%2,%3;" : "=r"(d) : "r"(a), "r"(b), "r"(0x80008000u));
   return d;
 }
 
