@@ -158,6 +158,24 @@ void use_unbiased(Artefact* artefact) {
   artefact->k_quant.scale_fit = ScaleFit::kUnbiased;
 }
 
+// Exact keys and values have no codes that an option could shape.
+void check_exact(const KvSpec& spec, const Artefact& artefact) {
+  if (artefact.k_quant.bits != 16 || artefact.v_quant.bits != 16) return;
+  const auto check = [](bool given, const char* option) {
+    if (!given) return;
+    refuse(std::string(option) +
+           ": keys and values at 16 bits are exact, it would change nothing; leave it out");
+  };
+  check(spec.no_eigenbasis, "no-u");
+  check(spec.no_permutation, "no-p");
+  check(spec.no_hadamard, "no-hadamard");
+  check(spec.no_clip, "no-clip");
+  check(spec.no_mean, "no-mean");
+  check(spec.group_size.has_value(), "group");
+  check(spec.sink_tokens != kDefaultSinkTokens, "sink");
+  check(spec.recent_tokens != kDefaultRecentTokens, "recent");
+}
+
 // Attention on codes is in integers where the method's layout has them: elsewhere the option would
 // change nothing.
 void check_float(const Artefact& artefact) {
@@ -177,6 +195,7 @@ void apply_kv_spec(const KvSpec& spec, Artefact* artefact) {
   if (spec.k_bits) set_bits(*spec.k_bits, "key", &artefact->k_quant);
   if (spec.v_bits) set_bits(*spec.v_bits, "value", &artefact->v_quant);
   if (spec.bit_budget) spend_budget(*spec.bit_budget, artefact);
+  check_exact(spec, *artefact);
   if (spec.group_size) set_group(*spec.group_size, artefact);
   clamp_groups(artefact);
   if (spec.no_permutation && spec.no_hadamard) {

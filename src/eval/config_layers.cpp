@@ -17,7 +17,8 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::int64_t kMaxLayers = 1024, kMaxWidth = 1 << 20;
-constexpr std::size_t kShownBytes = 4;
+constexpr std::int64_t kMaxConfigHeads = 4096;  // as an artefact's
+constexpr std::size_t kShownBytes = 4, kFoundBytes = 40;
 
 // model_type: llama.cpp's name, where the rule of the windows hangs on it.
 const std::map<std::string, std::string> kLlamaNames = {
@@ -30,7 +31,8 @@ class Config {
  public:
   Config(const std::string& path, const Json& root) : path_(path), root_(root) {
     // Models that also see or hear keep the language model's shape in a part of its own.
-    if (root.contains("text_config") && root["text_config"].is_object()) {
+    if (is_there(root, "text_config")) {
+      expect(root["text_config"].is_object(), "'text_config'", root["text_config"], "an object");
       part_ = "text_config.";
       fields_ = &root["text_config"];
     } else {
@@ -68,21 +70,33 @@ class Config {
          "has no " + quoted(*names.begin()) + "; is it the config.json of a language model?");
   }
   bool flag(const char* name, bool fallback) const {
-    return has(name) && at(name).is_boolean() ? at(name).get<bool>() : fallback;
+    if (!has(name)) return fallback;
+    expect(at(name).is_boolean(), quoted(name), at(name), "true or false");
+    return at(name).get<bool>();
   }
   std::string text(const char* name) const {
-    return has(name) && at(name).is_string() ? at(name).get<std::string>() : "";
+    if (!has(name)) return "";
+    expect(at(name).is_string(), quoted(name), at(name), "a text");
+    return at(name).get<std::string>();
   }
-  bool root_flag(const char* name) const {
-    return root_.contains(name) && root_[name].is_boolean() && root_[name].get<bool>();
+  const Json& list(const char* name) const {
+    expect(at(name).is_array(), quoted(name), at(name), "a list");
+    return at(name);
+  }
+  bool root_flag(const std::string& name) const {
+    if (!is_there(root_, name)) return false;
+    expect(root_[name].is_boolean(), "'" + name + "'", root_[name], "true or false");
+    return root_[name].get<bool>();
   }
   // The classes that `architectures` names, where none of them generates text; else empty. A class
   // is a language model by its name: …ForCausalLM, …LMHeadModel, …ForConditionalGeneration.
   std::string architectures_without_cache() const {
-    if (!root_.contains("architectures") || !root_["architectures"].is_array()) return "";
+    if (!is_there(root_, "architectures")) return "";
+    const Json& entries = root_["architectures"];
+    expect(entries.is_array(), "'architectures'", entries, "a list of names");
     std::string names;
-    for (const Json& entry : root_["architectures"]) {
-      if (!entry.is_string()) continue;
+    for (const Json& entry : entries) {
+      expect(entry.is_string(), "'architectures'", entries, "a list of names");
       const auto name = entry.get<std::string>();
       for (const char* part : {"CausalLM", "LMHead", "ConditionalGeneration"}) {
         if (name.find(part) != std::string::npos) return "";
@@ -97,6 +111,15 @@ class Config {
   }
 
  private:
+  static bool is_there(const Json& object, const std::string& name) {
+    return object.contains(name) && !object[name].is_null();
+  }
+  void expect(bool holds, const std::string& name, const Json& found, const char* what) const {
+    if (holds) return;
+    fail(ErrorCode::kCorrupt,
+         name + " is " + in_quotes(found.dump().substr(0, kFoundBytes)) + "; it must be " + what);
+  }
+
   std::string path_, part_;
   const Json& root_;
   const Json* fields_;
@@ -129,13 +152,14 @@ void refuse_other_memories(const Config& config, const std::string& architecture
 // GPTBigCode (multi_query: one KV head), ChatGLM (multi_query_group_num).
 int kv_heads(const Config& config, int num_q_heads) {
   if (config.flag("multi_query_attention", false)) {
-    return config.needed({"multi_query_group_num"}, kMaxWidth);
+    return config.needed({"multi_query_group_num"}, kMaxConfigHeads);
   }
   if (config.flag("multi_query", false) && !config.flag("new_decoder_architecture", false)) {
     return 1;
   }
   return static_cast<int>(
-      config.integer({"num_key_value_heads", "num_kv_heads"}, 1, kMaxWidth).value_or(num_q_heads));
+      config.integer({"num_key_value_heads", "num_kv_heads"}, 1, kMaxConfigHeads)
+          .value_or(num_q_heads));
 }
 
 // Tokens that each layer sees; 0: all.
@@ -147,8 +171,8 @@ std::vector<std::int64_t> windows(const Config& config, const std::string& archi
   const std::int64_t window =
       config.integer({"sliding_window", "attention_chunk_size"}, 0, INT32_MAX)
           .value_or(rule.window);
-  if (config.has("layer_types") && config.at("layer_types").is_array()) {
-    const Json& types = config.at("layer_types");
+  if (config.has("layer_types")) {
+    const Json& types = config.list("layer_types");
     if (types.size() != result.size()) {
       config.fail(ErrorCode::kCorrupt, config.quoted("layer_types") + " has " +
                                            std::to_string(types.size()) + " entries for " +
@@ -202,7 +226,8 @@ ModelLayers read_config_layers(const std::string& path) {
   model.architecture = config.text("model_type");
   refuse_other_memories(config, model.architecture);
   const int num_layers = config.needed({"num_hidden_layers", "n_layer", "num_layers"}, kMaxLayers);
-  const int num_q_heads = config.needed({"num_attention_heads", "n_head", "num_heads"}, kMaxWidth);
+  const int num_q_heads =
+      config.needed({"num_attention_heads", "n_head", "num_heads"}, kMaxConfigHeads);
   const int width = config.needed({"hidden_size", "n_embd", "d_model"}, kMaxWidth);
   const int num_kv_heads = kv_heads(config, num_q_heads);
   const auto head_dim = static_cast<int>(config.integer({"head_dim", "kv_channels"}, 1, kMaxWidth)
@@ -210,7 +235,7 @@ ModelLayers read_config_layers(const std::string& path) {
   const auto full_head_dim =
       static_cast<int>(config.integer({"global_head_dim"}, 1, kMaxWidth).value_or(head_dim));
   const auto full_kv_heads = static_cast<int>(
-      config.integer({"num_global_key_value_heads"}, 1, kMaxWidth).value_or(num_kv_heads));
+      config.integer({"num_global_key_value_heads"}, 1, kMaxConfigHeads).value_or(num_kv_heads));
   const std::int64_t shared = config.integer({"num_kv_shared_layers"}, 0, num_layers).value_or(0);
   model.context_length =
       config

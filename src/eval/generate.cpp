@@ -33,7 +33,8 @@ Sampler make_sampler(const SamplingOptions& options) {
   }
   llama_sampler_chain_add(chain.get(), llama_sampler_init_top_p(options.top_p, 1));
   llama_sampler_chain_add(chain.get(), llama_sampler_init_temp(options.temperature));
-  llama_sampler_chain_add(chain.get(), llama_sampler_init_dist(options.seed));
+  llama_sampler_chain_add(chain.get(),
+                          llama_sampler_init_dist(static_cast<std::uint32_t>(options.seed)));
   return chain;
 }
 

@@ -16,7 +16,7 @@ struct SamplingOptions {
   float temperature = 0;    // 0: greedy, the other fields do not matter
   std::int32_t top_k = 40;  // 0: all
   float top_p = 0.95f;
-  std::uint32_t seed = 1;
+  std::uint64_t seed = 1;  // below 2^32 − 1, which llama.cpp takes for a random one
 };
 
 struct Generation {

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
+#include <utility>
 
 #include "base/error.h"
 #include "cache/cache_bytes.h"
@@ -66,7 +68,20 @@ void check_layers(const ModelLayers& model, const Artefact& artefact) {
   }
 }
 
-// The method and how it stores the model's layers.
+// One layer and one KV head of each head size: how a method stores a row does not depend on how
+// many there are, and its transforms would fill the memory of a machine that only asks.
+std::vector<calibrate::LayerIndexShape> head_shapes(const ModelLayers& model) {
+  std::vector<calibrate::LayerIndexShape> shapes;
+  std::set<std::pair<int, int>> seen;
+  for (const AttentionLayer& layer : model.layers) {
+    if (!seen.insert({layer.head_dim_k, layer.head_dim_v}).second) continue;
+    const int queries_per_kv_head = layer.num_q_heads / layer.num_kv_heads;
+    shapes.push_back({layer.layer, {queries_per_kv_head, 1, layer.head_dim_k, layer.head_dim_v}});
+  }
+  return shapes;
+}
+
+// The method and how it stores the model's layers; of a FILE all layers, else `head_shapes`.
 Artefact artefact_for(const ModelLayers& model, const KvChoice& kv) {
   for (const AttentionLayer& layer : model.layers) check_packed(model, layer);
   try {
@@ -76,13 +91,7 @@ Artefact artefact_for(const ModelLayers& model, const KvChoice& kv) {
       artefact = load_artefact(spec.file);
       check_layers(model, artefact);
     } else {
-      std::vector<calibrate::LayerIndexShape> shapes;
-      for (const AttentionLayer& layer : model.layers) {
-        shapes.push_back(
-            {layer.layer,
-             {layer.num_q_heads, layer.num_kv_heads, layer.head_dim_k, layer.head_dim_v}});
-      }
-      artefact = calibrate::make_uncalibrated(spec.method, {}, shapes);
+      artefact = calibrate::make_uncalibrated(spec.method, {}, head_shapes(model));
       // Leaving a part out changes no byte; whether there is such a part, the artefact will tell.
       if (needs_calibration(kv)) spec.keep_all_parts();
     }

@@ -54,6 +54,14 @@ std::optional<std::uint64_t> first_invalid_utf8(std::string_view bytes) {
   return std::nullopt;
 }
 
+void check_utf8(const std::string& name, std::string_view text) {
+  const auto offset = first_invalid_utf8(text);
+  if (!offset) return;
+  throw Error(ErrorCode::kInvalidArgument, name + " is not UTF-8: the byte at offset " +
+                                               std::to_string(*offset) +
+                                               " belongs to no character");
+}
+
 std::size_t incomplete_utf8_tail(std::string_view bytes) {
   for (std::size_t back = 1; back <= std::min<std::size_t>(3, bytes.size()); ++back) {
     const char c = bytes[bytes.size() - back];

@@ -17,6 +17,10 @@ namespace oscar::eval {
 // Offset of the first byte that is not part of well-formed UTF-8 (RFC 3629); empty: all is.
 std::optional<std::uint64_t> first_invalid_utf8(std::string_view bytes);
 
+// Throws Error(kInvalidArgument) that begins with `name` and gives the offset, where `text` is not
+// UTF-8.
+void check_utf8(const std::string& name, std::string_view text);
+
 // Bytes of the incomplete character at the end, 0 to 3: what a stream must hold back.
 std::size_t incomplete_utf8_tail(std::string_view bytes);
 

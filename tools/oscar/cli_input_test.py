@@ -44,6 +44,28 @@ class Usage(CliTest):
             names=["--tokens"],
         )
         self.refused("inspect", status=2, names=["FILE"])
+        self.refused("eval", "frobnicate", status=2, names=["frobnicate", "kl", "ppl"])
+        self.refused("plan", "--frobnicate", status=2, names=["--frobnicate"])
+        for seed in ("-1", "4294967295", "4294967296"):
+            usage = self.refused(*self.ask("x", "--seed", seed), status=2, names=["--seed", seed])
+            self.assertIn("4294967294", usage.err)
+
+    def test_empty_values(self):
+        compare = ["compare", "-m", "x", "-f", "y"]
+        for option, command in (
+            ("--file", ["run", "-m", "x", "-f", ""]),
+            ("--prompt", ["run", "-m", "x", "-p", ""]),
+            ("--model", ["plan", "-m", ""]),
+            ("--memory", ["plan", "-m", "x", "--memory", ""]),
+            ("--question", [*compare, "--question", "", "--expect", "z"]),
+            ("--expect", [*compare, "--question", "z", "--expect", ""]),
+            ("--output", ["calibrate", "-m", "x", "--sample", "-o", ""]),
+        ):
+            self.refused(*command, status=2, names=[option + ": is empty"])
+
+    def test_questions_are_text(self):
+        command = ["compare", "-m", "x", "-f", "y", "--expect", "z", "--question", b"a\xff"]
+        self.refused(*command, names=["--question", "UTF-8", "offset 1"])
 
     def test_names_that_are_none(self):
         model = self.tiny()
@@ -84,16 +106,25 @@ class Usage(CliTest):
             self.refused(*artefact, "-o", path, names=[path, "will not replace"])
             self.refused(*self.ask(model, "--json", path), status=2, names=[path])
         good = str(self.folder / "a.safetensors")
-        self.refused(*artefact, "-o", good, "--json", good, names=[good, "two outputs"])
+        self.refused(*artefact, "-o", good, "--json", good, names=[good, "two files"])
         self.good(*artefact, "-o", good)
         self.good(*artefact, "-o", good)
         before[good] = pathlib.Path(good).read_bytes()
         self.refused("inspect", good, "--json", good, status=2, names=[good])
+        for foreign in ("[note] mine", '{"mine": 1}', '{"version": 1}'):
+            path = self.write("foreign.json", foreign)
+            before[path] = foreign.encode()
+            plan = ["plan", "-m", model, "--kv", "f16", "--json", path]
+            self.refused(*plan, status=2, names=[path, "results of this program"])
         for path, data in before.items():
             self.assertEqual(pathlib.Path(path).read_bytes(), data)
+        own = str(self.folder / "own.json")
+        for _ in range(2):
+            self.good("plan", "-m", model, "--kv", "f16", "--json", own)
+            self.good("inspect", good, "--json", own)
 
     def test_outputs_that_cannot_be_written_are_found_first(self):
-        for path in ("", "/dev/null", "/proc/x", "/nonexistent/r.json", str(self.folder)):
+        for path in ("/dev/null", "/proc/x", "/nonexistent/r.json", str(self.folder)):
             # The model is missing too; the output is named, as no model was opened.
             self.refused("run", "-m", "x", "-p", "y", "--json", path, status=2, names=["--json"])
             self.refused("calibrate", "-m", "x", "--sample", "-o", path, names=[f"'{path}'"])

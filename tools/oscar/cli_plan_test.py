@@ -164,6 +164,14 @@ class Plan(CliTest):
         self.assertIn("note: left out: kivi: ", said.err)
         self.assertTrue(said.err.splitlines()[-1].startswith("error: --kv all: "), said)
 
+    def test_large_models_take_no_memory(self):
+        heads = {"num_attention_heads": 4096, "num_key_value_heads": 4096, "head_dim": 256}
+        large = self.config(num_hidden_layers=1024, **heads)
+        self.assert_small(self.good("plan", "-m", large, "-c", "1024", "--kv", "all"))
+        # Nulls are as good as fields left out.
+        nothing = {"layer_types": None, "architectures": None, "text_config": None}
+        self.good("plan", "-m", self.config(**nothing), "--kv", "f16")
+
     def test_configurations_that_are_refused(self):
         for changes, names in (
             ({"kv_lora_rank": 512}, ["qwen3", "MLA"]),
@@ -183,6 +191,13 @@ class Plan(CliTest):
             ({"architectures": ["BertForMaskedLM"]}, ["BertForMaskedLM"]),
             ({"architectures": ["SiglipVisionModel"]}, ["SiglipVisionModel"]),
             ({"multi_query_attention": True}, ["multi_query_group_num"]),
+            ({"layer_types": "x"}, ["layer_types", "a list"]),
+            ({"multi_query": "yes"}, ["multi_query", "yes", "true or false"]),
+            ({"text_config": [1]}, ["text_config", "[1]", "an object"]),
+            ({"model_type": 5}, ["model_type", "5", "a text"]),
+            ({"architectures": {}}, ["architectures", "{}", "a list of names"]),
+            ({"is_encoder_decoder": 1}, ["is_encoder_decoder", "true or false"]),
+            ({"num_key_value_heads": 4097}, ["num_key_value_heads", "4097", "4096"]),
         ):
             self.refused("plan", "-m", self.config(**changes), "--kv", "f16", names=names)
         self.refused("plan", "-m", self.config(head_dim=72), names=["head size 72", "multiples"])

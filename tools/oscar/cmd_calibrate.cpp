@@ -114,7 +114,7 @@ void add_calibrate(CLI::App* program) {
       ->capture_default_str();
   app->add_option("--method", command->method, "oscar-plus, or oscar (arXiv 2605.17757)")
       ->capture_default_str();
-  app->add_option("--seed", command->seed, "of the rows that are sampled")->capture_default_str();
+  add_seed_option(app, &command->seed, "of the rows that are sampled");
   app->add_option("--bits", command->bits,
                   "stored bits a value, as 2.5, spent over layers, keys and values by what each "
                   "loses on " +

@@ -59,6 +59,7 @@ void print_rows(const std::vector<Row>& rows, const eval::EvalRow* floor) {
 }
 
 void run_compare(const CompareCommand& command) {
+  eval::check_utf8("--question", command.question);
   const eval::TextFile text(command.text);
   Session session = open_session(command.common);
   eval::Workbench& workbench = *session.workbench;

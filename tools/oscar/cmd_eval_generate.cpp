@@ -115,8 +115,7 @@ void add_eval_generate(CLI::App* eval) {
   app->add_option("-n,--tokens", command->options.new_tokens, "new tokens of each, at most")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
-  app->add_option("--seed", command->options.seed, "of the confidence intervals")
-      ->capture_default_str();
+  add_seed_option(app, &command->options.seed, "of the confidence intervals");
   add_kv_option(app, &command->kvs);
   app->get_option("--kv")->required();
   app->callback([command] { run_generate(*command); });

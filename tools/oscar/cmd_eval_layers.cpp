@@ -161,8 +161,7 @@ void add_eval_layers(CLI::App* eval) {
                   "tokens whose queries are looked at, all heads of each")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  app->add_option("--seed", command->options.seed, "of the choice of queries and the intervals")
-      ->capture_default_str();
+  add_seed_option(app, &command->options.seed, "of the choice of queries and the intervals");
   add_kv_option(app, &command->kvs);
   app->get_option("--kv")->required();
   app->callback([command] { run_layers(*command); });

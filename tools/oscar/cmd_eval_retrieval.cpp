@@ -228,8 +228,7 @@ CLI::App* add_retrieval(CLI::App* eval, const std::shared_ptr<RetrievalCommand>&
       ->delimiter(',')
       ->check(CLI::Range(std::int64_t{256}, std::int64_t{1} << 24))
       ->capture_default_str();
-  app->add_option("--seed", command->niah.seed, "of needles and confidence intervals")
-      ->capture_default_str();
+  add_seed_option(app, &command->niah.seed, "of needles and confidence intervals");
   return app;
 }
 

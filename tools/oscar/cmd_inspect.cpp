@@ -38,12 +38,13 @@ Json print_kernels() {
 
 void run_inspect(const InspectCommand& command) {
   Json document;
+  document["version"] = OSCAR_VERSION;
   if (!command.file.empty()) {
     const Artefact artefact = load_artefact(command.file);
     print_artefact(artefact);
     std::fflush(stdout);
     methods::check(artefact.method, artefact);  // what `--kv FILE` would refuse
-    document = artefact_json(artefact);
+    document.update(artefact_json(artefact));
   }
   if (command.kernels) document["kernels"] = print_kernels();
   if (!command.common.json.empty()) write_json(command.common.json, document);

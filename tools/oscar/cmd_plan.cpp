@@ -7,6 +7,7 @@
 #include "eval/memory_plan.h"
 #include "kv_options.h"
 #include "memory_sizes.h"
+#include "output_file.h"
 #include "support.h"
 
 namespace oscar::tool {
@@ -108,6 +109,7 @@ Json row_json(const Row& row) {
 }
 
 void run_plan(const PlanCommand& command) {
+  check_distinct(command.common.model, command.common.json);
   const std::uint64_t memory =
       command.memory.empty() ? 0 : parse_memory_size("--memory", command.memory);
   const eval::ModelLayers model = eval::read_model_layers(command.common.model);

@@ -41,11 +41,7 @@ void print_answers(const std::vector<Answer>& answers) {
 
 std::string prompt_text(const RunCommand& command) {
   if (command.file.empty()) {
-    if (const auto offset = eval::first_invalid_utf8(command.prompt)) {
-      throw Error(ErrorCode::kInvalidArgument, "--prompt is not UTF-8: the byte at offset " +
-                                                   std::to_string(*offset) +
-                                                   " belongs to no character");
-    }
+    eval::check_utf8("--prompt", command.prompt);
     return command.prompt;
   }
   return std::string(eval::TextFile(command.file).bytes());
@@ -123,7 +119,7 @@ void add_run(CLI::App* program) {
       ->check(CLI::Range(0.0, 1.0))
       ->check(finite)
       ->capture_default_str();
-  app->add_option("--seed", command->sampling.seed, "of the sampling")->capture_default_str();
+  add_seed_option(app, &command->sampling.seed, "of the sampling");
   CLI::Option* chat =
       app->add_flag("--chat,!--no-chat", command->chat,
                     "wrap the prompt in the model's chat template (default: if it has one)");

@@ -41,8 +41,7 @@ void add_eval_options(CLI::App* app, EvalCommand* command) {
   app->add_option("--windows", command->windows, "stretches of --ctx tokens that are evaluated")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
-  app->add_option("--seed", command->seed, "of the confidence intervals' resampling")
-      ->capture_default_str();
+  add_seed_option(app, &command->seed, "of the confidence intervals' resampling");
   app->add_flag("--fresh", command->fresh,
                 "begin anew where an interrupted run left windows behind (JSON_FILE.state)");
 }

@@ -38,17 +38,40 @@ void on_ggml_abort(const char* message) {
                                text.substr(folder == std::string::npos ? 0 : folder + 1)));
 }
 
-// CLI11 would only say that a command is missing.
-std::string usage_message(const CLI::App& program, const CLI::ParseError& usage, int argc,
-                          char** argv) {
-  if (!program.get_subcommands().empty() || argc < 2 || argv[1][0] == '-') {
+std::vector<const CLI::App*> commands_of(const CLI::App& app) {
+  return app.get_subcommands([](const CLI::App*) { return true; });
+}
+
+// CLI11 would only say that a command or an option is missing, not that one is there which it does
+// not know.
+std::string usage_message(const CLI::App& program, const CLI::ParseError& usage) {
+  const CLI::App* command = &program;
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+  const std::vector<std::string> unknown = program.remaining(/*recurse=*/true);
+  if (unknown.empty() || usage.get_exit_code() != static_cast<int>(CLI::ExitCodes::RequiredError)) {
     return std::string(usage.what()) + " (see --help)";
   }
-  std::string commands;
-  for (const CLI::App* command : program.get_subcommands([](const CLI::App*) { return true; })) {
-    commands += (commands.empty() ? "" : ", ") + command->get_name();
+  std::string names;
+  for (const CLI::App* each : commands_of(*command)) {
+    names += (names.empty() ? "" : ", ") + each->get_name();
   }
-  return "unknown command '" + std::string(argv[1]) + "'; commands: " + commands;
+  if (!names.empty() && unknown.front()[0] != '-') {
+    return "unknown command '" + unknown.front() + "'; commands: " + names;
+  }
+  return "unknown argument '" + unknown.front() + "' (see --help)";
+}
+
+// No option means something by an empty value: a variable of the shell was not set.
+void refuse_empty_values(CLI::App* app) {
+  for (CLI::Option* option : app->get_options()) {
+    if (option->get_items_expected_max() == 0) continue;
+    option->check([](const std::string& value) {
+      return std::string(value.empty() ? "is empty; give a value or leave the option out" : "");
+    });
+  }
+  for (const CLI::App* command : commands_of(*app)) {
+    refuse_empty_values(app->get_subcommand(command->get_name()));
+  }
 }
 
 int run(CLI::App* program, int argc, char** argv) {
@@ -60,7 +83,7 @@ int run(CLI::App* program, int argc, char** argv) {
   } catch (const CLI::ParseError& usage) {
     // --help and --version come this way too.
     if (usage.get_exit_code() == 0) return program->exit(usage);
-    return fail(kUsageExit, usage_message(*program, usage, argc, argv));
+    return fail(kUsageExit, usage_message(*program, usage));
   }
   return 0;
 }
@@ -92,6 +115,7 @@ int main(int argc, char** argv) {
   oscar::tool::add_serve(&program);
   oscar::tool::add_bench(&program);
   oscar::tool::add_report(&program);
+  refuse_empty_values(&program);
   int status = kErrorExit;
   try {
     status = run(&program, argc, argv);

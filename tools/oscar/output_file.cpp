@@ -4,6 +4,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "base/atomic_file.h"
@@ -17,7 +18,7 @@ namespace fs = std::filesystem;
 
 // An artefact says what it is among its first bytes of metadata.
 constexpr std::size_t kArtefactHeadBytes = 1 << 20;
-constexpr std::size_t kJsonHeadBytes = 4096;
+constexpr std::size_t kJsonBytes = std::size_t{64} << 20;  // none of ours is larger
 
 std::string head_of(const std::string& path, std::size_t num_bytes) {
   std::ifstream file(path, std::ios::binary);
@@ -27,9 +28,10 @@ std::string head_of(const std::string& path, std::size_t num_bytes) {
   return head;
 }
 
-bool is_json(const std::string& head) {
-  const std::size_t first = head.find_first_not_of(" \t\r\n");
-  return first != std::string::npos && (head[first] == '{' || head[first] == '[');
+// Every JSON of this program is an object with the version that wrote it.
+bool is_result(const std::string& bytes) {
+  const auto document = nlohmann::json::parse(bytes, nullptr, /*allow_exceptions=*/false);
+  return document.is_object() && document.contains("version") && document["version"].is_string();
 }
 
 bool is_artefact(const std::string& head) {
@@ -53,12 +55,12 @@ void check_output(const std::string& path, OutputKind kind) {
   { const AtomicFile attempt(path); }
   std::error_code error;
   if (!fs::exists(path, error) || fs::file_size(path, error) == 0) return;
-  const bool is_kind = kind == OutputKind::kJson ? is_json(head_of(path, kJsonHeadBytes))
+  const bool is_kind = kind == OutputKind::kJson ? is_result(head_of(path, kJsonBytes))
                                                  : is_artefact(head_of(path, kArtefactHeadBytes));
   if (is_kind) return;
   throw Error(ErrorCode::kInvalidArgument,
               "will not replace " + in_quotes(path) + ": it holds no " +
-                  (kind == OutputKind::kJson ? "JSON" : "artefact of this program") +
+                  (kind == OutputKind::kJson ? "results" : "artefact") + " of this program" +
                   "; remove it or give another name");
 }
 
@@ -79,7 +81,7 @@ void check_distinct(const std::string& first, const std::string& second) {
   };
   if (first.empty() || second.empty() || absolute(first) != absolute(second)) return;
   throw Error(ErrorCode::kInvalidArgument,
-              in_quotes(first) + " is given for two outputs; the second would replace the first");
+              in_quotes(first) + " is given for two files; the second would replace the first");
 }
 
 }  // namespace oscar::tool

@@ -21,6 +21,7 @@ namespace oscar::tool {
 namespace {
 
 constexpr int kMaxThreads = 512;
+constexpr std::int64_t kMaxSeed = std::int64_t{UINT32_MAX} - 1;  // llama.cpp's: the next is random
 constexpr int kInterruptedExit = 130;
 
 std::atomic<bool> stop_requested{false};
@@ -68,6 +69,12 @@ void add_common_options(CLI::App* app, CommonOptions* options) {
   app->add_flag("-v,--verbose", options->verbose,
                 "show llama.cpp's and the plugin's log on stderr");
   add_json_option(app, options);
+}
+
+void add_seed_option(CLI::App* app, std::uint64_t* seed, const std::string& what) {
+  app->add_option("--seed", *seed, what)
+      ->check(CLI::Range(std::int64_t{0}, kMaxSeed))
+      ->capture_default_str();
 }
 
 std::string finite(const std::string& text) {

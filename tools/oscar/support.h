@@ -31,6 +31,8 @@ struct CommonOptions {
 };
 void add_common_options(CLI::App* app, CommonOptions* options);
 void add_json_option(CLI::App* app, CommonOptions* options);
+// --seed, 0 to 2^32 − 2.
+void add_seed_option(CLI::App* app, std::uint64_t* seed, const std::string& what);
 int num_threads(const CommonOptions& options);
 // A check for options of real numbers, beside CLI::Range, which lets "nan" through.
 std::string finite(const std::string& text);
