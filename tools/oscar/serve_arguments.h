@@ -12,7 +12,8 @@ namespace oscar::tool {
 std::vector<std::string> with_server_options_last(const std::vector<std::string>& arguments);
 
 // Throws Error(kUnsupported) naming the first of llama-server's options that would take the cache
-// away from the plugin, or that `oscar serve` sets itself.
+// away from the plugin, or that `oscar serve` sets itself. llama-server reads options from
+// variables LLAMA_ARG_* too: the same ones are refused there, with their values.
 void check_server_options(const std::vector<std::string>& options, bool packed_cache,
                           bool saves_slots);
 
@@ -20,5 +21,9 @@ void check_server_options(const std::vector<std::string>& options, bool packed_c
 std::string option_value(const std::vector<std::string>& options,
                          const std::vector<std::string>& names);
 bool has_option(const std::vector<std::string>& options, const std::vector<std::string>& names);
+
+// Of a switch that llama-server also reads from a variable.
+bool is_on(const std::vector<std::string>& options, const std::vector<std::string>& names,
+           const char* variable);
 
 }  // namespace oscar::tool
