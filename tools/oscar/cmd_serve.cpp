@@ -44,9 +44,11 @@ eval::PlanOptions plan_options(const ServeCommand& command, const eval::ModelLay
   options.context_tokens = command.ctx > 0 ? command.ctx : model.context_length;
   options.num_sequences = command.parallel > 0 ? command.parallel : kDefaultSlots;
   options.unified = command.parallel == 0 || command.parallel == 1 ||
-                    has_option(command.others, {"-kvu", "--kv-unified"});
-  options.full_sliding_cache = has_option(command.others, {"--swa-full"});
-  const std::string ubatch = option_value(command.others, {"-ub", "--ubatch-size"});
+                    is_on(command.others, {"-kvu", "--kv-unified"}, "LLAMA_ARG_KV_UNIFIED");
+  options.full_sliding_cache = is_on(command.others, {"--swa-full"}, "LLAMA_ARG_SWA_FULL");
+  std::string ubatch = option_value(command.others, {"-ub", "--ubatch-size"});
+  const char* ubatch_set = std::getenv("LLAMA_ARG_UBATCH");
+  if (ubatch.empty() && ubatch_set != nullptr) ubatch = ubatch_set;
   if (!ubatch.empty()) options.ubatch_tokens = std::max(1, std::atoi(ubatch.c_str()));
   options.copied_sequences = copied_sequences_from_environment();
   return options;
@@ -169,10 +171,7 @@ void run_serve(ServeCommand command) {
   check_threads(command.common.threads);
   const bool log_was_set = std::getenv("OSCAR_LOG") != nullptr;
   if (!command.slot_folder.empty()) {
-    if (!fs::is_directory(command.slot_folder)) {
-      throw Error(ErrorCode::kNotFound, "--slot-save-path " + in_quotes(command.slot_folder) +
-                                            " is no folder; create it first");
-    }
+    check_slot_folder(command.slot_folder);
     command.slot_folder = fs::absolute(command.slot_folder).string();
   }
   const eval::KvChoice asked = eval::choose_kv(command.kv);
@@ -207,7 +206,7 @@ void run_serve(ServeCommand command) {
     become_process(line, environment);
   }
   const int status = serve_behind_proxy(std::move(listener), line, environment,
-                                        {"", command.slot_folder, identity});
+                                        {"", command.slot_folder, identity, options.num_sequences});
   std::fflush(nullptr);
   ::_exit(status);  // connections may still be in their threads
 }

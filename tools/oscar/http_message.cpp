@@ -53,6 +53,7 @@ const char* reason_of(int status) {
     case 200: return "OK";
     case 400: return "Bad Request";
     case 404: return "Not Found";
+    case 408: return "Request Timeout";
     case 413: return "Payload Too Large";
     case 431: return "Request Header Fields Too Large";
     case 502: return "Bad Gateway";
@@ -87,13 +88,14 @@ std::string HttpRequest::header(const std::string& name) const {
 }
 
 std::string HttpRequest::path() const {
-  return decoded(std::string_view(target).substr(0, target.find('?')), /*plus_is_space=*/false);
+  return decoded(std::string_view(target).substr(0, target.find_first_of("?#")),
+                 /*plus_is_space=*/false);
 }
 
 std::string HttpRequest::query(const std::string& name) const {
-  const std::size_t start = target.find('?');
-  std::string_view rest =
-      start == std::string::npos ? "" : std::string_view(target).substr(start + 1);
+  const std::string_view whole = std::string_view(target).substr(0, target.find('#'));
+  const std::size_t start = whole.find('?');
+  std::string_view rest = start == std::string_view::npos ? "" : whole.substr(start + 1);
   while (!rest.empty()) {
     const std::string_view pair = rest.substr(0, rest.find('&'));
     rest.remove_prefix(std::min(pair.size() + 1, rest.size()));
@@ -134,6 +136,14 @@ std::optional<HttpRequest> parse_request(std::string_view head) {
     request.headers.emplace_back(lower(line->substr(0, colon)), trimmed(line->substr(colon + 1)));
   }
   return std::nullopt;
+}
+
+bool has_bare_line_feed(std::string_view head) {
+  for (std::size_t at = head.find('\n'); at != std::string_view::npos;
+       at = head.find('\n', at + 1)) {
+    if (at == 0 || head[at - 1] != '\r') return true;
+  }
+  return false;
 }
 
 std::string with_connection_close(std::string_view head) {

@@ -17,7 +17,7 @@ struct HttpRequest {
   std::vector<std::pair<std::string, std::string>> headers;  // names in lower case
 
   std::string header(const std::string& name) const;  // "" when there is none
-  std::string path() const;                           // decoded, without the query
+  std::string path() const;                           // decoded, without query and fragment
   std::string query(const std::string& name) const;   // decoded; "" when there is none
   // Of the body; nothing when it comes in chunks or the number is none.
   std::optional<std::uint64_t> content_length() const;
@@ -25,6 +25,9 @@ struct HttpRequest {
 
 // head: up to and with the empty line. Nothing when it is not HTTP/1.x.
 std::optional<HttpRequest> parse_request(std::string_view head);
+
+// A line of the head that ends in LF alone, which no server behind this one would take.
+bool has_bare_line_feed(std::string_view head);
 
 // The same head, asking to close the connection after the answer.
 std::string with_connection_close(std::string_view head);

@@ -28,12 +28,26 @@ TEST(HttpMessage, DecodesPaths) {
   const auto request = parse_request("GET /%73lots/%zz%4 HTTP/1.1\r\n\r\n");
   ASSERT_TRUE(request);
   EXPECT_EQ(request->path(), "/slots/%zz%4");
+  const auto with_fragment = parse_request("GET /a?b=c#d?b=e HTTP/1.1\r\n\r\n");
+  ASSERT_TRUE(with_fragment);
+  EXPECT_EQ(with_fragment->path(), "/a");
+  EXPECT_EQ(with_fragment->query("b"), "c");
+  EXPECT_EQ(parse_request("GET /a#b?c HTTP/1.1\r\n\r\n")->path(), "/a");
 }
 
 TEST(HttpMessage, RefusesWhatIsNoRequest) {
   for (const char* head : {"", "\r\n\r\n", "GET\r\n\r\n", "GET / HTTP/2\r\n\r\n", "GET /\r\n\r\n",
                            "GET / HTTP/1.1\r\nno colon\r\n\r\n", "GET / HTTP/1.1\r\nHost: x\r\n"}) {
     EXPECT_FALSE(parse_request(head)) << head;
+  }
+}
+
+TEST(HttpMessage, FindsLinesThatEndInLfAlone) {
+  for (const char* head : {"", "GET", "GET / HTTP/1.1\r\n", kHead}) {
+    EXPECT_FALSE(has_bare_line_feed(head)) << head;
+  }
+  for (const char* head : {"\n", "GET / HTTP/1.1\n\n", "GET / HTTP/1.1\r\nHost: x\n\r\n"}) {
+    EXPECT_TRUE(has_bare_line_feed(head)) << head;
   }
 }
 

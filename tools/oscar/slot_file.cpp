@@ -2,8 +2,11 @@
 
 #include <fcntl.h>
 #include <llama.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -16,6 +19,10 @@
 
 namespace oscar::tool {
 namespace {
+
+namespace fs = std::filesystem;
+
+const std::string kPartialPrefix = "oscar-part-";
 
 constexpr char kMagic[8] = {'O', 'S', 'C', 'A', 'R', 'S', 'L', 'T'};
 
@@ -87,14 +94,20 @@ void seal_slot_file(const std::string& temporary, const std::string& target,
   ::close(fd);
   sync(temporary, O_RDONLY);
   if (::rename(temporary.c_str(), target.c_str()) != 0) fail_io(target, "rename to");
-  sync(std::filesystem::path(target).parent_path().string(), O_RDONLY | O_DIRECTORY);
+  sync(fs::path(target).parent_path().string(), O_RDONLY | O_DIRECTORY);
 }
 
 void check_slot_file(const std::string& path, const std::string& name, const SlotIdentity& identity,
                      std::int64_t slot_tokens) {
   const std::string slot_file = "slot file " + in_quotes(name);
-  if (!std::filesystem::is_regular_file(path)) {
+  std::error_code reason;
+  const fs::file_status status = fs::status(path, reason);
+  if (status.type() == fs::file_type::not_found) {
     throw Error(ErrorCode::kNotFound, slot_file + " does not exist");
+  }
+  if (reason) throw Error(ErrorCode::kIo, slot_file + " cannot be read: " + reason.message());
+  if (!fs::is_regular_file(status)) {
+    throw Error(ErrorCode::kMismatch, slot_file + " is not a regular file");
   }
   const MappedFile file(path);
   const std::span<const std::uint8_t> bytes = file.bytes();
@@ -118,8 +131,12 @@ void check_slot_file(const std::string& path, const std::string& name, const Slo
                                          std::to_string(footer.identity_bytes) +
                                          " bytes, and has " + std::to_string(body));
   }
+  if (footer.reserved != 0) {
+    throw Error(ErrorCode::kCorrupt, slot_file + " is damaged: its last four bytes say " +
+                                         std::to_string(footer.reserved) + ", not 0");
+  }
   const std::string hash = hash_hex(bytes.data(), body);
-  if (std::memcmp(hash.data(), footer.hash, sizeof footer.hash) != 0 || footer.reserved != 0) {
+  if (std::memcmp(hash.data(), footer.hash, sizeof footer.hash) != 0) {
     throw Error(ErrorCode::kCorrupt, slot_file + " is damaged: its checksum is " +
                                          in_quotes(std::string(footer.hash, sizeof footer.hash)) +
                                          ", that of its bytes " + in_quotes(hash));
@@ -140,6 +157,59 @@ void check_slot_file(const std::string& path, const std::string& name, const Slo
                                           " tokens, a slot of this server " +
                                           std::to_string(slot_tokens));
   }
+}
+
+PartialSlotFile::PartialSlotFile(const std::string& folder) {
+  static std::atomic<int> num_saves{0};
+  for (;;) {
+    name_ = kPartialPrefix + std::to_string(::getpid()) + "-" + std::to_string(num_saves++);
+    path_ = (fs::path(folder) / name_).string();
+    fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (fd_ < 0 && errno == EEXIST) continue;  // another machine's or container's process
+    if (fd_ < 0) fail_io(path_, "create");
+    // Where the file system knows no locks, it stays without.
+    struct stat status {};
+    if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno != EWOULDBLOCK) return;
+    if (::fstat(fd_, &status) == 0 && status.st_nlink > 0) return;
+    ::close(fd_);  // another server took it for abandoned before it was locked
+  }
+}
+
+PartialSlotFile::~PartialSlotFile() {
+  ::unlink(path_.c_str());  // renamed: no file has the name
+  ::close(fd_);
+}
+
+bool is_partial_name(const std::string& name) { return name.rfind(kPartialPrefix, 0) == 0; }
+
+void check_slot_folder(const std::string& folder) {
+  const std::string option = "--slot-save-path " + in_quotes(folder);
+  std::error_code ignored;
+  if (!fs::is_directory(folder, ignored)) {
+    throw Error(ErrorCode::kNotFound, option + " is no folder; create it first");
+  }
+  try {
+    const PartialSlotFile probe(folder);
+  } catch (const Error& error) {
+    throw Error(ErrorCode::kIo, option + " cannot be written to: " + error.what());
+  }
+}
+
+std::vector<std::string> remove_abandoned_saves(const std::string& folder) {
+  std::vector<std::string> removed;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    const std::string path = entry.path().string();
+    if (!is_partial_name(entry.path().filename().string())) continue;
+    const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) continue;
+    struct stat status {};
+    if (::fstat(fd, &status) == 0 && S_ISREG(status.st_mode) &&
+        ::flock(fd, LOCK_EX | LOCK_NB) == 0 && ::unlink(path.c_str()) == 0) {
+      removed.push_back(path);
+    }
+    ::close(fd);
+  }
+  return removed;
 }
 
 }  // namespace oscar::tool

@@ -4,7 +4,8 @@
 // A save goes to a name of its own and is renamed when it is whole, so that whatever ends the
 // server leaves the old file as it was. A restore is passed on only when the file fits this model,
 // cache and server; otherwise the answer is a 4xx that names the difference, and llama-server never
-// hears of it, so that the slot keeps what it holds.
+// hears of it, so that the slot keeps what it holds. Whatever else is sent to the slots' path is
+// refused rather than passed on: no other spelling of it reaches the server.
 #pragma once
 
 #include <string>
@@ -18,7 +19,10 @@ struct SlotProxyOptions {
   std::string upstream;     // llama-server's Unix socket
   std::string slot_folder;  // --slot-save-path
   SlotIdentity identity;
+  std::int64_t num_slots = 1;
 };
+
+struct SlotRequest;
 
 class SlotProxy {
  public:
@@ -29,10 +33,11 @@ class SlotProxy {
   void serve(const Socket& client) const;
 
  private:
-  std::string answer_save(const std::string& target, const std::string& auth,
+  std::string answer_slot(const SlotRequest& slot, const std::string& auth,
+                          const std::string& body) const;
+  std::string answer_save(const SlotRequest& slot, const std::string& auth,
                           const std::string& name) const;
-  // "" when llama-server may restore it.
-  std::string refuse_restore(const std::string& props_target, const std::string& auth,
+  std::string answer_restore(const SlotRequest& slot, const std::string& auth,
                              const std::string& name) const;
   // The answer to a request without a body to pass on; "" when llama-server cannot be asked.
   std::string ask(const std::string& method, const std::string& target, const std::string& auth,

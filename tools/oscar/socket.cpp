@@ -7,7 +7,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -20,6 +22,7 @@ namespace {
 
 constexpr std::size_t kPieceBytes = 16 << 10;
 constexpr int kBacklog = 512;
+constexpr std::chrono::seconds kLinger(1);
 
 }  // namespace
 
@@ -52,6 +55,27 @@ bool Socket::receive(std::string* bytes) const {
     if (count <= 0) return false;
     bytes->append(piece, static_cast<std::size_t>(count));
     return true;
+  }
+}
+
+bool Socket::receive_until(std::chrono::steady_clock::time_point end, std::string* bytes,
+                           bool* timed_out) const {
+  for (;;) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        end - std::chrono::steady_clock::now());
+    pollfd ready{fd_, POLLIN, 0};
+    const int count = ::poll(&ready, 1, static_cast<int>(std::max<std::int64_t>(left.count(), 0)));
+    if (count < 0 && errno == EINTR) continue;
+    *timed_out = count == 0;
+    return count > 0 && receive(bytes);
+  }
+}
+
+void Socket::finish() const {
+  ::shutdown(fd_, SHUT_WR);
+  const auto end = std::chrono::steady_clock::now() + kLinger;
+  std::string bytes;
+  for (bool timed_out = false; receive_until(end, &bytes, &timed_out); bytes.clear()) {
   }
 }
 

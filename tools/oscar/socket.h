@@ -2,6 +2,7 @@
 // except where a server is set up.
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <string_view>
 
@@ -21,6 +22,12 @@ class Socket {
   bool send_all(std::string_view bytes) const;
   // Appends what has come, at least a byte; false at the end or on an error.
   bool receive(std::string* bytes) const;
+  // False too when nothing has come by then; `timed_out` says that.
+  bool receive_until(std::chrono::steady_clock::time_point end, std::string* bytes,
+                     bool* timed_out) const;
+  // Says that nothing more will be sent, and reads on for a moment: closing with bytes unread would
+  // take the answer back from a client that is still sending.
+  void finish() const;
 
  private:
   int fd_ = -1;
