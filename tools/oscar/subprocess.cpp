@@ -37,8 +37,9 @@ void execute(const std::vector<std::string>& command) {
   for (const std::string& argument : command)
     arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
-  // What this program ignores, the next one should not.
-  ::signal(SIGXFSZ, SIG_DFL);
+  // A file that may not grow stays an error of the write there too: a save of a slot then gets an
+  // answer, and the server goes on.
+  ::signal(SIGXFSZ, SIG_IGN);
   ::signal(SIGPIPE, SIG_DFL);
   ::execv(arguments[0], arguments.data());
 }
@@ -102,6 +103,8 @@ int start_process(const std::vector<std::string>& command, const Environment& en
   if (child > 0) return child;
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(kCannotStart);  // it ended before the line above
+  // Ctrl-C goes to a terminal's whole foreground group; it should come from this program, once.
+  ::setpgid(0, 0);
   apply(environment);
   execute(command);
   ::_exit(kCannotStart);

@@ -23,7 +23,8 @@ ProcessResult run_process(const std::vector<std::string>& command, const Environ
 [[noreturn]] void become_process(const std::vector<std::string>& command,
                                  const Environment& environment);
 
-// Starts it and returns its id; it is killed when this process ends, however that happens.
+// Starts it in a process group of its own and returns its id; it is killed when this process ends,
+// however that happens.
 int start_process(const std::vector<std::string>& command, const Environment& environment);
 
 }  // namespace oscar::tool
