@@ -68,6 +68,7 @@ std::optional<SlotRequest> parse_slot_request(const std::string& target) {
   const auto [end, status] = std::from_chars(id.data(), id.data() + id.size(), request.slot);
   const bool is_number = status == std::errc() && end == id.data() + id.size();
   const bool is_plain_prefix =
+      (request.prefix + '/').find("//") == std::string::npos &&
       std::all_of(request.prefix.begin(), request.prefix.end(),
                   [](char c) { return c == '/' || is_plain(static_cast<unsigned char>(c)); });
   if (!is_number || !is_plain_prefix ||
