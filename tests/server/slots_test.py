@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import resource
 import shutil
 import struct
 import threading
@@ -159,6 +160,36 @@ class Slots(ServerTest):
         self.assertEqual({path.name for path in self.slots.iterdir()}, {"good"})
         status, answer = self.server.request("POST", "/slots/0?action=save", {"file": 1})
         self.assertGreaterEqual(status, 400)
+
+    def test_an_empty_slot_replaces_nothing(self):
+        self.server.slot("erase", 1, "")
+        old = (self.slots / "good").read_bytes()
+        status, answer = self.server.slot("save", 1, "good")
+        self.assertEqual(status, 400, answer)
+        self.assertIn("slot 1 is empty", answer["error"]["message"])
+        self.assertEqual((self.slots / "good").read_bytes(), old)
+
+    def test_a_file_that_may_not_grow(self):
+        """An error of the save, wherever the limit is met: early, in what llama.cpp has not written
+        out before it closes the file, and in the footer. The server and the old file stay."""
+        folder = self.folder / "limited"
+        folder.mkdir()
+        with Server(self.folder, *CACHE, "--slot-save-path", folder) as server:
+            server.complete(TEXT, n_predict=0, id_slot=0)
+            status, saved = server.slot("save", 0, "state")
+            self.assertEqual(status, 200, saved)
+            old = (folder / "state").read_bytes()
+            pids = {server.process.pid, server.server_pid()}
+            log_bytes = len(server.log())  # grows meanwhile, and is a file too
+            for limit in (saved["n_written"] // 2, saved["n_written"] - 9, saved["n_written"] + 9):
+                self.assertGreater(limit, log_bytes * 2)
+                for pid in pids:
+                    resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+                status, answer = server.slot("save", 0, "state")
+                self.assertEqual(status, 500, (limit, answer))
+                self.assertEqual(server.request("GET", "/health")[0], 200)
+                self.assertEqual([path.name for path in folder.iterdir()], ["state"])
+                self.assertEqual((folder / "state").read_bytes(), old)
 
     def test_what_was_there_survives_a_kill(self):
         """kill -9 at any time of a save: the old file is whole, and no part of it is taken."""
