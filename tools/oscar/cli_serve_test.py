@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import pathlib
+import resource
 import signal
 import socket
 import struct
@@ -431,6 +432,28 @@ class BehindTheProxy(ServeTest):
         while self.request("GET", "/health")[0] != 200 and time.monotonic() < end:
             time.sleep(0.05)
         self.assertEqual(self.request("GET", "/health")[0], 200)
+
+    def test_no_descriptors_left(self):
+        """The loop waits rather than spins, and goes on when there are some again."""
+        self.start()
+        used = len(os.listdir(f"/proc/{self.process.pid}/fd"))
+        resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (used + 8, used + 100))
+        silent = [socket.create_connection(("127.0.0.1", self.port)) for _ in range(20)]
+        time.sleep(0.3)
+        before = self.processor_seconds()
+        time.sleep(1)
+        self.assertLess(self.processor_seconds() - before, 0.3)
+        for connection in silent:
+            connection.close()
+        self.assertEqual(self.request("GET", "/health")[0], 200)
+        self.log.seek(0)
+        self.assertEqual(self.log.read().count("no connection can be taken"), 1)
+
+    def processor_seconds(self):
+        fields = (
+            pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        )
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def end_with(self, *signals, status):
         for number in signals:
