@@ -32,7 +32,7 @@ std::optional<std::string_view> take_line(std::string_view* rest) {
   return line;
 }
 
-std::string decoded(std::string_view text, bool plus_is_space) {
+std::string decoded(std::string_view text) {
   std::string result;
   for (std::size_t i = 0; i < text.size(); ++i) {
     unsigned value = 0;
@@ -42,7 +42,7 @@ std::string decoded(std::string_view text, bool plus_is_space) {
       result += static_cast<char>(value);
       i += 2;
     } else {
-      result += plus_is_space && text[i] == '+' ? ' ' : text[i];
+      result += text[i];
     }
   }
   return result;
@@ -88,22 +88,7 @@ std::string HttpRequest::header(const std::string& name) const {
 }
 
 std::string HttpRequest::path() const {
-  return decoded(std::string_view(target).substr(0, target.find_first_of("?#")),
-                 /*plus_is_space=*/false);
-}
-
-std::string HttpRequest::query(const std::string& name) const {
-  const std::string_view whole = std::string_view(target).substr(0, target.find('#'));
-  const std::size_t start = whole.find('?');
-  std::string_view rest = start == std::string_view::npos ? "" : whole.substr(start + 1);
-  while (!rest.empty()) {
-    const std::string_view pair = rest.substr(0, rest.find('&'));
-    rest.remove_prefix(std::min(pair.size() + 1, rest.size()));
-    const std::size_t equals = pair.find('=');
-    if (decoded(pair.substr(0, equals), true) != name) continue;
-    return equals == std::string_view::npos ? "" : decoded(pair.substr(equals + 1), true);
-  }
-  return "";
+  return decoded(std::string_view(target).substr(0, target.find_first_of("?#")));
 }
 
 std::optional<std::uint64_t> HttpRequest::content_length() const {

@@ -18,7 +18,6 @@ struct HttpRequest {
 
   std::string header(const std::string& name) const;  // "" when there is none
   std::string path() const;                           // decoded, without query and fragment
-  std::string query(const std::string& name) const;   // decoded; "" when there is none
   // Of the body; nothing when it comes in chunks or the number is none.
   std::optional<std::uint64_t> content_length() const;
 };
