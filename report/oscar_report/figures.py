@@ -3,6 +3,7 @@
 import base64
 import io
 import itertools
+import math
 
 import matplotlib
 
@@ -30,6 +31,7 @@ plt.rcParams.update(
         "svg.hashsalt": "oscar",
         "svg.fonttype": "path",
         "legend.frameon": False,
+        "text.parse_math": False,  # a "$" in a name is a dollar
     }
 )
 
@@ -46,6 +48,17 @@ def finish(figure):
     figure.savefig(stream, format="svg", bbox_inches="tight", metadata={"Date": None})
     plt.close(figure)
     return "data:image/svg+xml;base64," + base64.b64encode(stream.getvalue()).decode()
+
+
+MAX_LABEL = 80  # characters
+
+
+def label_of(name):
+    """A name from a file as a label: one line, of characters that an SVG may hold. matplotlib
+    hides labels that begin with "_"."""
+    line = "".join(char if char.isprintable() else "\ufffd" for char in name)
+    line = " " + line if line.startswith("_") else line
+    return line if len(line) <= MAX_LABEL else line[:MAX_LABEL] + "…"
 
 
 def legend_below(axes, count):
@@ -82,7 +95,7 @@ def against_position(source):
         floor = row["kv"].startswith("f16")
         colour, marker, dash = (SOFT, ".", ":") if floor else next(style)
         axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
-        label = row["kv"] + (" (the floor)" if floor else "")
+        label = label_of(row["kv"]) + (" (the floor)" if floor else "")
         axes.plot(
             x, y, color=colour, marker=marker, linestyle=dash, markersize=4, lw=1.3, label=label
         )
@@ -163,13 +176,17 @@ def place_numbers(figure, axes, points):
 def sweep(source):
     """KL of every variant with its interval, in the order of the sweep."""
     rows = [row for row in source.rows if row["kv"] != "f16" and row["kl"]["mean"] > 0]
+    if not rows:
+        return None
     figure, axes = plt.subplots(figsize=(6.6, 0.5 + 0.24 * len(rows)))
     for place, row in enumerate(rows):
         low, high = row.get("kl_ci95", [row["kl"]["mean"]] * 2)
         axes.plot([max(low, row["kl"]["mean"] / 1e3), high], [place, place], color=SOFT, lw=2.4)
         axes.plot(row["kl"]["mean"], place, "o", color=INK, markersize=4.5)
     axes.set_yticks(range(len(rows)))
-    axes.set_yticklabels([f"{row['kv']}   {row['bits']:.2f} bits" for row in rows], fontsize=7.5)
+    axes.set_yticklabels(
+        [f"{label_of(row['kv'])}   {row['bits']:.2f} bits" for row in rows], fontsize=7.5
+    )
     axes.invert_yaxis()
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xscale("log")
@@ -185,12 +202,14 @@ def needles(row, form):
     lengths = sorted({cell["ctx"] for cell in cells})
     depths = sorted({cell["depth"] for cell in cells})
     figure, axes = plt.subplots(figsize=(0.9 + 0.56 * len(lengths), 0.7 + 0.32 * len(depths)))
-    grid = [[None] * len(lengths) for _ in depths]
+    grid = [[math.nan] * len(lengths) for _ in depths]
     for cell in cells:
         grid[depths.index(cell["depth"])][lengths.index(cell["ctx"])] = cell["share"]
     axes.imshow(grid, cmap="Greys", vmin=-0.15, vmax=1.25, aspect="auto")
     for y, line in enumerate(grid):
         for x, share in enumerate(line):
+            if math.isnan(share):
+                continue
             colour = "white" if share > 0.6 else INK
             axes.text(x, y, f"{share:.0%}", ha="center", va="center", fontsize=7, color=colour)
     axes.set_xticks(range(len(lengths)))
@@ -242,7 +261,7 @@ def spectra(row):
         for kind, dash in (("raw", ":"), ("coded", "-")):
             for place, layer in enumerate(row["channels"]):
                 energies = layer[side][kind]
-                total = sum(energies)
+                total = sum(energies) or 1
                 shade = shades(0.35 + 0.6 * place / max(len(row["channels"]) - 1, 1))
                 axes.plot(
                     range(1, len(energies) + 1),
@@ -280,6 +299,6 @@ def speed(rows):
         axes.margins(x=0.15)
         axes.set_title(title, fontsize=8, loc="left")
     grid[0].set_yticks(range(len(rows)))
-    grid[0].set_yticklabels(names, fontsize=7.5)
+    grid[0].set_yticklabels([label_of(name) for name in names], fontsize=7.5)
     grid[0].invert_yaxis()
     return finish(figure)

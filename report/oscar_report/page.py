@@ -2,6 +2,7 @@
 
 import html
 import importlib
+import re
 
 import load
 
@@ -38,16 +39,36 @@ tr { break-inside: avoid; }
 """
 
 
+class Html(str):
+    """What is HTML already: of markup(), or a literal of this program."""
+
+
+def cleaned(value):
+    """Text that every reader of HTML and of XML accepts."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "\ufffd", str(value))
+
+
 def text(value):
-    return html.escape(str(value))
+    """The one place where a value becomes HTML: escaped, unless it is HTML."""
+    return value if isinstance(value, Html) else Html(html.escape(cleaned(value)))
+
+
+def markup(pattern, *values):
+    """`pattern`, a literal, with the text of a value for each {}."""
+    parts = pattern.split("{}")
+    assert len(parts) == len(values) + 1, pattern
+    filled = "".join(text(value) + part for value, part in zip(values, parts[1:], strict=True))
+    return Html(parts[0] + filled)
+
+
+def joined(values, separator=""):
+    return Html(text(separator).join(text(value) for value in values))
 
 
 def kv_html(kv, marks=":,/"):
     """A specification or a file's name, which may break where its parts end."""
-    broken = text(kv)
-    for mark in marks:
-        broken = broken.replace(mark, mark + "<wbr>")
-    return f"<code>{broken}</code>"
+    parts = re.split(f"(?<=[{re.escape(marks)}])", str(kv))
+    return markup("<code>{}</code>", joined(parts, Html("<wbr>")))
 
 
 def memory(num_bytes):
@@ -59,34 +80,43 @@ def memory(num_bytes):
 
 
 def table(head, rows, left=()):
-    """`head` and cells are HTML. Columns in `left` are aligned left; the first always is."""
+    """Columns in `left` are aligned left; the first always is."""
 
-    def line(tag, cells):
-        marked = (
-            f'<{tag} class="left">{cell}</{tag}>' if i in left else f"<{tag}>{cell}</{tag}>"
-            for i, cell in enumerate(cells)
-        )
-        return "<tr>" + "".join(marked) + "</tr>"
+    def line(cell, left_cell, cells):
+        marked = (markup(left_cell if i in left else cell, one) for i, one in enumerate(cells))
+        return markup("<tr>{}</tr>", joined(marked))
 
-    body = "".join(line("td", row) for row in rows)
-    return (
-        f'<div class="wide"><table><thead>{line("th", head)}</thead>'
-        f"<tbody>{body}</tbody></table></div>"
+    return markup(
+        '<div class="wide"><table><thead>{}</thead><tbody>{}</tbody></table></div>',
+        line("<th>{}</th>", '<th class="left">{}</th>', head),
+        joined(line("<td>{}</td>", '<td class="left">{}</td>', row) for row in rows),
     )
 
 
 def figure(address, caption, description):
-    return (
-        f'<figure><img src="{address}" alt="{text(description)}">'
-        f"<figcaption>{caption}</figcaption></figure>"
+    return markup(
+        '<figure><img src="{}" alt="{}"><figcaption>{}</figcaption></figure>',
+        address,
+        description,
+        caption,
     )
 
 
 def titled(address, title, description):
-    return (
-        f"<figure><figcaption>{title}</figcaption>"
-        f'<img src="{address}" alt="{text(description)}"></figure>'
+    return markup(
+        '<figure><figcaption>{}</figcaption><img src="{}" alt="{}"></figure>',
+        title,
+        address,
+        description,
     )
+
+
+def section(heading, parts):
+    return markup("<h2>{}</h2>{}", heading, joined(parts)) if parts else Html()
+
+
+def with_letter(value, letter):
+    return markup("{}<sup>{}</sup>", value, letter)
 
 
 def cell_html(cell, pattern):
@@ -95,15 +125,14 @@ def cell_html(cell, pattern):
     value = memory(cell.value) if pattern == "{}" else pattern.format(cell.value)
     interval = ""
     if cell.interval and pattern != "{}":
-        low, high = (pattern.format(edge) for edge in cell.interval)
-        interval = f"<small>{low} … {high}</small>"
-    return f"{value}<sup>{cell.source}</sup>{interval}"
+        interval = markup("<small>{} … {}</small>", *(pattern.format(one) for one in cell.interval))
+    return joined([with_letter(value, cell.source), interval])
 
 
 def summary_html(sources):
     values = load.summary(sources)
     if not values:
-        return ""
+        return Html()
     parts = []
     for group in (load.METRICS[: load.NUM_COST_METRICS], load.METRICS[load.NUM_COST_METRICS :]):
         metrics = [metric for metric in group if any(metric[0] in v for v in values.values())]
@@ -113,15 +142,15 @@ def summary_html(sources):
             if any(key in cells for key, _, _ in metrics)
         ]
         if metrics:
-            parts.append(table(["KV cache"] + [text(heading) for _, heading, _ in metrics], rows))
-    note = (
+            parts.append(table(["KV cache"] + [heading for _, heading, _ in metrics], rows))
+    note = Html(
         '<p class="note">Small: 95 % intervals. Letters: the file that a number is from, listed '
         "at the end with the command that gives it again. KL in nats a token against the f16 "
         "cache; <code>f16:fa-off</code> is the floor: f16 with flash attention off, against on. "
         "Bits and memory count everything stored, exact copies included, at the length of the "
         "file.</p>"
     )
-    return "<h2>Summary</h2>" + "".join(parts) + note
+    return section("Summary", [*parts, note])
 
 
 def position_html(sources, figures):
@@ -130,17 +159,17 @@ def position_html(sources, figures):
         address = None if "sweep" in source.document else figures.against_position(source)
         if address:
             caption = (
-                f"{source.letter}: {text(source.text)}. Bands: 95 % intervals of the means. "
+                f"{source.letter}: {source.text}. Bands: 95 % intervals of the means. "
                 "Positions before the last half of the context are sampled."
             )
             parts.append(figure(address, caption, "mean KL against position"))
-    return "<h2>KL against position</h2>" + "".join(parts) if parts else ""
+    return section("KL against position", parts)
 
 
 def pareto_html(sources, figures):
     points = load.pareto_points(sources)
     if len(points) < 2:
-        return ""
+        return Html()
     front = load.pareto_front(points)
     floor = load.floor_kl(sources)
     address = figures.pareto(points, front, floor)
@@ -150,7 +179,7 @@ def pareto_html(sources, figures):
             str(i),
             kv_html(p[0]),
             f"{p[1]:.3f}",
-            f"{p[2]:.5f}<sup>{p[4]}</sup>",
+            with_letter(f"{p[2]:.5f}", p[4]),
             "yes" if id(p) in best else "",
         ]
         for i, p in enumerate(points, 1)
@@ -159,10 +188,12 @@ def pareto_html(sources, figures):
     if floor:
         caption += " Dotted: the floor, f16 with flash attention off against on."
     head = ["no.", "KV cache", "bits", "KL mean", "on the front"]
-    return (
-        "<h2>Bits against KL</h2>"
-        + figure(address, caption, "stored bits against mean KL")
-        + table(head, rows, left=(1,))
+    return section(
+        "Bits against KL",
+        [
+            figure(address, caption, "stored bits against mean KL"),
+            table(head, rows, left=(1,)),
+        ],
     )
 
 
@@ -184,13 +215,15 @@ def sweep_html(sources, figures):
             ]
             for row in source.rows
         ]
-        title = f"<h3>{text(source.document['sweep'])} of {text(source.document['base'])}</h3>"
+        title = markup("<h3>{} of {}</h3>", source.document["sweep"], source.document["base"])
         head = "KV cache,bits,KV memory,perplexity,KL mean,median,10 % trimmed,same top".split(",")
-        caption = f"{source.letter}: {text(source.text)}, lines: 95 % intervals"
-        parts.append(
-            title + figure(figures.sweep(source), caption, "KL of a sweep") + table(head, rows)
-        )
-    return "<h2>Sweeps</h2>" + "".join(parts) if parts else ""
+        caption = f"{source.letter}: {source.text}, lines: 95 % intervals"
+        address = figures.sweep(source)
+        parts.append(title)
+        if address:
+            parts.append(figure(address, caption, "KL of a sweep"))
+        parts.append(table(head, rows))
+    return section("Sweeps", parts)
 
 
 def needle_html(sources, figures):
@@ -198,45 +231,50 @@ def needle_html(sources, figures):
     for source in load.of(sources, "niah"):
         together = source.document.get("needles") != "alone"
         for form in sorted({cell["form"] for row in source.rows for cell in row["cells"]}):
-            maps = "".join(
+            maps = joined(
                 titled(figures.needles(row, form), kv_html(row["kv"]), f"needles under {row['kv']}")
                 for row in source.rows
+                if any(cell["form"] == form for cell in row["cells"])
             )
-            parts.append(f"<h3>{text(form)} ({source.letter})</h3><div class='maps'>{maps}</div>")
-        asked = source.rows[0]["cells"][0]["asked"]
+            parts.append(
+                markup("<h3>{} ({})</h3><div class='maps'>{}</div>", form, source.letter, maps)
+            )
         parts.append(
-            '<p class="note">Dark: found. Mean share of the digits or words of an answer that '
-            f"are right, {asked} questions a cell; "
-            + (
+            markup(
+                '<p class="note">Dark: found. Mean share of the digits or words of an answer that '
+                "are right, {} questions a cell; {}</p>",
+                source.rows[0]["cells"][0]["asked"],
                 "the needles of all depths are in one document and distract from each other."
                 if together
-                else "one needle a document."
+                else "one needle a document.",
             )
-            + "</p>"
         )
-    return "<h2>Needles</h2>" + "".join(parts) if parts else ""
+    return section("Needles", parts)
 
 
 def retrieval_table(source):
-    lengths = [part["ctx"] for part in source.rows[0]["by_ctx"]]
+    lengths = sorted({part["ctx"] for row in source.rows for part in row["by_ctx"]})
     head = ["KV cache", "questions", "right"] + [f"at {length} tokens" for length in lengths]
-    rows = [
-        [
-            kv_html(row["kv"]),
-            str(row["asked"]),
-            cell_html(
-                load.Cell(row["right"], load.interval(row, "right_ci95"), source.letter), "{:.0%}"
-            ),
+    rows = []
+    for row in source.rows:
+        right = load.Cell(row["right"], load.interval(row, "right_ci95"), source.letter)
+        cells = [kv_html(row["kv"]), row["asked"], cell_html(right, "{:.0%}")]
+        at = {part["ctx"]: part for part in row["by_ctx"]}
+        cells += [
+            markup("{} <small>of {}</small>", f"{at[length]['right']:.0%}", at[length]["asked"])
+            if length in at
+            else "–"
+            for length in lengths
         ]
-        + [f"{part['right']:.0%} <small>of {part['asked']}</small>" for part in row["by_ctx"]]
-        for row in source.rows
-    ]
+        rows.append(cells)
     return table(head, rows)
 
 
 def qa_html(sources):
-    parts = [retrieval_table(source) for source in load.of(sources, "qa")]
-    return "<h2>Questions about a long document</h2>" + "".join(parts) if parts else ""
+    return section(
+        "Questions about a long document",
+        [retrieval_table(source) for source in load.of(sources, "qa")],
+    )
 
 
 def generate_html(sources):
@@ -270,22 +308,23 @@ def generate_html(sources):
             "texts that loop",
             "foreign characters",
         ]
-        document = source.document
-        parts.append(
-            table(head, rows) + f'<p class="note">Greedy, {document["new_tokens"]} tokens behind '
-            f"{document['prompt_tokens']} of {text(source.text)}; the same: as with f16.</p>"
+        note = markup(
+            '<p class="note">Greedy, {} tokens behind {} of {}; the same: as with f16.</p>',
+            source.document["new_tokens"],
+            source.document["prompt_tokens"],
+            source.text,
         )
-    return "<h2>Long generations</h2>" + "".join(parts) if parts else ""
+        parts += [table(head, rows), note]
+    return section("Long generations", parts)
 
 
 def layers_html(sources, figures):
     parts = []
     for source in load.of(sources, "layers"):
         for row in source.rows:
-            kv = kv_html(row["kv"])
+            parts.append(markup("<h3>{} ({})</h3>", kv_html(row["kv"]), source.letter))
             parts.append(
-                f"<h3>{kv} ({source.letter})</h3>"
-                + figure(
+                figure(
                     figures.layers(row),
                     "Bars: mean over KV heads; lines: lowest and highest head. Output, keys, "
                     "values: squared error relative to the exact rows; weights: nats a query.",
@@ -300,7 +339,7 @@ def layers_html(sources, figures):
                         f"spectra of {row['kv']}",
                     )
                 )
-    return "<h2>Layers</h2>" + "".join(parts) if parts else ""
+    return section("Layers", parts)
 
 
 def speed_rows(sources):
@@ -315,13 +354,13 @@ def speed_rows(sources):
 def speed_html(sources, figures):
     rows = speed_rows(sources)
     if not rows:
-        return ""
+        return Html()
     hosts = {
         f"{s.document.get('host', '')}, {s.document.get('threads', '?')} threads"
         for s in load.of(sources, "compare", "run")
     }
-    caption = "One run each on " + text("; ".join(sorted(hosts)))
-    return "<h2>Speed</h2>" + figure(figures.speed(rows), caption, "tokens per second")
+    caption = "One run each on " + "; ".join(sorted(hosts))
+    return section("Speed", [figure(figures.speed(rows), caption, "tokens per second")])
 
 
 def sources_html(sources, unknown):
@@ -329,35 +368,36 @@ def sources_html(sources, unknown):
         [
             source.letter,
             kv_html(source.name, "-_."),
-            text(source.document.get("sweep", "") and "sweep" or source.measure),
-            text(source.text),
-            text(source.document.get("host") or source.document.get("server", "")),
-            f"<code>{text(source.document.get('command', 'not recorded'))}</code>",
+            "sweep" if "sweep" in source.document else source.measure,
+            source.text,
+            source.document.get("host") or source.document.get("server", ""),
+            markup("<code>{}</code>", source.document.get("command", "not recorded")),
         ]
         for source in sources
     ]
-    head = ["", "file", "measure", "text", "host", "command"]
-    skipped = ""
+    parts = [table(["", "file", "measure", "text", "host", "command"], rows, left=(1, 2, 3, 4, 5))]
     if unknown:
-        skipped = '<p class="note">Not shown, as they hold no measurements: '
-        skipped += text(", ".join(unknown)) + ".</p>"
-    return (
-        "<h2>How to get each number again</h2>" + table(head, rows, left=(1, 2, 3, 4, 5)) + skipped
-    )
+        parts.append(
+            markup(
+                '<p class="note">Not shown, as they hold no measurements: {}.</p>',
+                ", ".join(unknown),
+            )
+        )
+    return section("How to get each number again", parts)
+
+
+# What render() begins a page with; a page that begins so is one of ours.
+HEAD = '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+GENERATOR = '<meta name="generator" content="oscar report {}">'
 
 
 def render(sources, unknown):
     figures = importlib.import_module("figures")
     first = sources[0].document
-    model = first.get("model", "")
     about = ["oscar " + first["version"]]
-    if any("llama_cpp" in source.document for source in sources):
-        about.append(
-            "llama.cpp "
-            + ", ".join(
-                sorted({s.document["llama_cpp"] for s in sources if "llama_cpp" in s.document})
-            )
-        )
+    versions = {s.document["llama_cpp"] for s in sources if "llama_cpp" in s.document}
+    if versions:
+        about.append("llama.cpp " + ", ".join(sorted(versions)))
     about.append(f"{len(sources)} result files")
     sections = [
         summary_html(sources),
@@ -371,12 +411,15 @@ def render(sources, unknown):
         speed_html(sources, figures),
         sources_html(sources, unknown),
     ]
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="generator" content="{load.GENERATOR}">'
-        f"<title>KV caches of {text(model)}</title><style>{STYLE}</style></head><body>"
-        f"<h1>KV caches of {text(model)}</h1><p class='note'>{text(', '.join(about))}</p>"
-        + "\n".join(section for section in sections if section)
-        + "</body></html>\n"
+    title = "KV caches of " + first.get("model", "")
+    return joined(
+        [
+            Html(HEAD),
+            markup(GENERATOR, first["version"]),
+            Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+            markup("<title>{}</title><style>{}</style></head><body>", title, Html(STYLE)),
+            markup("<h1>{}</h1><p class='note'>{}</p>", title, ", ".join(about)),
+            joined([one for one in sections if one], "\n"),
+            Html("</body></html>\n"),
+        ]
     )
