@@ -4,9 +4,11 @@ Usage: report_test.py [unittest arguments]. The page itself needs matplotlib; wi
 check what is said.
 """
 
+import copy
 import html.parser
 import importlib.util
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -17,6 +19,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "oscar_report"))
 
 import load  # noqa: E402
+import page as page_module  # noqa: E402
 import samples  # noqa: E402
 
 
@@ -76,6 +79,183 @@ class Load(Folder):
         self.assertEqual(unknown, ["artefact.json"])
 
 
+HOSTILE = "</code><script>alert('$x_{')</script>&amp;"
+
+
+def program():
+    """__main__.py as a module; this test is __main__ itself."""
+    spec = importlib.util.spec_from_file_location("program", HERE / "oscar_report/__main__.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def places(value, path=()):
+    """(path, value) of every leaf."""
+    if isinstance(value, dict | list):
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(one, (*path, key))
+    else:
+        yield path, value
+
+
+def replaced(document, path, value):
+    changed = copy.deepcopy(document)
+    holder = changed
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = value
+    return changed
+
+
+class Schema(Folder):
+    def test_a_wrong_value_is_named_with_its_place(self):
+        row = ("results", 3)
+        for path, value, *parts in (
+            (("version",), [1], "version is [1]; a version"),
+            (("version",), 1, "version is 1; a version"),
+            (("results",), 5, "results is 5; a list was expected"),
+            (("results",), ["x"], 'results[0] is "x"; an object was expected'),
+            (("results",), None, "results is null; a list was expected"),
+            (("results",), [], "a list of at least 1 was expected"),
+            ((*row, "ppl"), "x", 'results[3].ppl is "x"; a number was expected'),
+            ((*row, "ppl"), float("nan"), "is no JSON", "NaN"),
+            ((*row, "ppl"), True, "results[3].ppl is true; a number"),
+            ((*row, "bits"), None, "results[3].bits is null; a number was expected"),
+            ((*row, "kv"), 5, "results[3].kv is 5; the name of a cache"),
+            ((*row, "kl_ci95"), 5, "results[3].kl_ci95 is 5; a list"),
+            ((*row, "kl_ci95"), [1], "results[3].kl_ci95 is [1]; a list of 2"),
+            ((*row, "kl", "mean"), 1e308, "results[3].kl.mean is 1e+308; a number from -1"),
+            ((*row, "kv_bytes"), 10**400, "results[3].kv_bytes is 1000", "a whole number from 0"),
+            ((*row, "ctx"), "x", 'results[3].ctx is "x"; a whole number'),
+            (("model",), "\ud800", 'model is "\\ud800"; text of whole'),
+            (("model",), ["x"], 'model is ["x"]; text was expected'),
+            (("model_hash",), {}, "model_hash is {}; text was expected"),
+            (("llama_cpp",), 5, "llama_cpp is 5; text was expected"),
+            (("measure",), 5, "measure is 5; one of kl, ppl"),
+        ):
+            self.put("a.json", replaced(samples.kl(), path, value))
+            self.refused(f"{self.folder / 'a.json'}: ", *parts)
+        (self.folder / "a.json").write_text("[" * 100000)
+        self.refused("a.json: is no result of oscar: it is nested too deeply")
+        document = samples.kl()
+        del document["results"][1]["top1"]
+        self.put("a.json", document)
+        self.refused("a.json: has no results[1].top1: it is of another version")
+
+    def test_no_value_of_a_result_is_trusted(self):
+        """Each leaf in turn is of each other kind: refused in one line, or not read."""
+        for name, make in samples.ALL.items():
+            document = make()
+            document["results"] = document["results"][-1:]
+            for path, _ in list(places(document))[:150]:
+                for value in (None, [], {}, "x", -1e300, "\ud800"):
+                    changed = replaced(document, path, value)
+                    try:
+                        load.check_document(changed)
+                    except load.ReportError as error:
+                        self.assertIn(str(path[0]), str(error))
+                    except Exception as error:
+                        self.fail(f"{name} {path} {value!r}: {error!r}")
+
+    def test_files_that_cannot_be_read(self):
+        os.mkfifo(self.folder / "a.json")
+        self.refused("a.json: is no regular file")
+        self.folder = ""
+        self.refused("the folder's name is empty")
+
+
+class Markup(unittest.TestCase):
+    def test_what_is_not_html_is_escaped_wherever_it_is_put(self):
+        for made in (
+            page_module.text(HOSTILE),
+            page_module.markup("<p>{}</p>", HOSTILE),
+            page_module.joined([HOSTILE, "a"], HOSTILE),
+            page_module.kv_html(HOSTILE),
+            page_module.table([HOSTILE], [[HOSTILE, HOSTILE]], left=(1,)),
+            page_module.figure(HOSTILE, HOSTILE, HOSTILE),
+            page_module.titled(HOSTILE, HOSTILE, HOSTILE),
+            page_module.section(HOSTILE, [HOSTILE]),
+            page_module.cell_html(load.Cell(1, (HOSTILE, HOSTILE), HOSTILE), "{}"),
+        ):
+            self.assertIsInstance(made, page_module.Html)
+            self.assertNotIn("<script", made.replace("<wbr>", ""))
+        self.assertEqual(page_module.text("a\0\ud800b"), "a\ufffd\ufffdb")
+
+
+class Outputs(Folder):
+    def setUp(self):
+        super().setUp()
+        self.program = program()
+
+    def ours(self, name="report.html"):
+        path = self.folder / name
+        path.write_text(page_module.HEAD + page_module.GENERATOR.replace("{}", "0.1.0") + "</head>")
+        return path
+
+    def test_only_pages_of_ours_are_recognised(self):
+        self.assertTrue(self.program.is_ours(self.ours()))
+        page = self.ours().read_text()
+        other = self.folder / "mine.html"
+        generator = page_module.GENERATOR.replace("{}", "0.1.0")
+        for text in (
+            "<p>my essay about the oscar report</p>",
+            f"<p>{generator}</p>",
+            "<!-- -->" + page,
+            page_module.HEAD + "<title>oscar report</title>" + generator,
+            page.replace("oscar report", "the oscar report"),
+            "%PDF-1.7\n% oscar report 0.1.0\n%%EOF\n",
+            self.program.pdf_mark("0.1.0"),
+        ):
+            other.write_text(text)
+            self.assertFalse(self.program.is_ours(other), text)
+            with self.assertRaisesRegex(load.ReportError, "will not replace"):
+                self.program.Output(other)
+        other.write_text("%PDF-1.7\n" + "x" * 5000 + "\n" + self.program.pdf_mark("0.1.0"))
+        self.assertTrue(self.program.is_ours(other))
+
+    def test_links_are_followed(self):
+        target, link = self.ours("target.html"), self.folder / "link.html"
+        target.chmod(0o640)
+        link.symlink_to("target.html")
+        output = self.program.Output(link)
+        output.write(b"new")
+        self.program.commit_all([output])
+        self.assertTrue(link.is_symlink())
+        self.assertEqual(target.read_text(), "new")
+        self.assertEqual(target.stat().st_mode & 0o777, 0o640)
+        link.unlink()
+        link.symlink_to("link.html")
+        with self.assertRaisesRegex(load.ReportError, "links lead nowhere"):
+            self.program.Output(link)
+
+    def test_both_files_or_none(self):
+        page, pdf = self.folder / "new.html", self.folder / "new.pdf"
+        outputs = [self.program.Output(page), self.program.Output(pdf)]
+        for output in outputs:
+            output.write(b"new")
+        pdf.mkdir()
+        (pdf / "x").touch()
+        with self.assertRaisesRegex(load.ReportError, "cannot write .*new.pdf"):
+            self.program.commit_all(outputs)
+        self.program.remove_temporary_files()
+        self.assertEqual([path.name for path in self.folder.iterdir()], ["new.pdf"])
+        with self.assertRaisesRegex(load.ReportError, "it is a folder"):
+            self.program.Output(pdf)
+
+    @unittest.skipUnless(importlib.util.find_spec("weasyprint"), "needs WeasyPrint")
+    def test_nothing_is_fetched_for_the_pdf(self):
+        import weasyprint
+
+        outside = self.folder / "outside.txt"
+        outside.write_text("x")
+        fetcher = self.program.only_data(weasyprint)
+        for address in (outside.as_uri(), "http://127.0.0.1:9/x", "ftp://127.0.0.1/x"):
+            with self.assertRaises(ValueError):
+                fetcher.fetch(address)
+        self.assertEqual(fetcher.fetch("data:text/plain,abc").read(), b"abc")
+
+
 class Summary(Folder):
     def test_the_longest_context_is_shown_and_sweeps_stand_apart(self):
         self.put("a.json", samples.kl(1024))
@@ -101,11 +281,12 @@ class Text(html.parser.HTMLParser):
 
     def __init__(self, page):
         super().__init__()
-        self.parts, self.addresses, self.open = [], [], []
+        self.parts, self.addresses, self.open, self.tags = [], [], [], set()
         self.feed(page)
         self.text = "".join(self.parts)
 
     def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
         self.addresses += [value for key, value in attrs if key in ("src", "href")]
         if tag not in ("meta", "img", "wbr"):
             self.open.append(tag)
@@ -141,6 +322,58 @@ class Page(Folder):
             self.assertIn(f"will not replace {other}", result.stderr)
             self.assertEqual(other.read_text(), "mine")
             other.unlink()
+
+    def test_wrong_usage_is_one_line(self):
+        command = [sys.executable, "-B", str(HERE / "oscar_report")]
+        for more, status in (
+            (["-x"], 2),
+            ([], 2),
+            (["--", "-x", "a.html"], 1),
+            (["", "a.html"], 1),
+            ([str(self.folder), "a.txt"], 1),
+        ):
+            result = subprocess.run(command + more, capture_output=True, text=True, timeout=300)
+            self.assertEqual(result.returncode, status, result)
+            self.assertRegex(result.stderr, r"\Aerror: [^\n]*\n\Z")
+
+    def test_an_interruption_leaves_nothing(self):
+        (self.folder / "slow").mkdir()
+        code = (
+            "import os, sys, time, signal, importlib.util as u\n"
+            f"sys.path.insert(0, {str(HERE / 'oscar_report')!r})\n"
+            f"spec = u.spec_from_file_location('p', {str(HERE / 'oscar_report/__main__.py')!r})\n"
+            "p = u.module_from_spec(spec); spec.loader.exec_module(p)\n"
+            "signal.signal(signal.SIGINT, p.on_signal)\n"
+            f"p.Output({str(self.folder / 'slow/a.html')!r}).write(b'x')\n"
+            "assert len(os.listdir(sys.argv[1])) == 1\n"
+            "os.kill(os.getpid(), signal.SIGINT); time.sleep(60)\n"
+        )
+        result = subprocess.run(
+            [sys.executable, "-B", "-c", code, str(self.folder / "slow")],
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        self.assertEqual(result.returncode, 130, result)
+        self.assertEqual(result.stderr, "error: interrupted; no file was written\n")
+        self.assertEqual(list((self.folder / "slow").iterdir()), [])
+
+    @unittest.skipUnless(importlib.util.find_spec("matplotlib"), "needs matplotlib")
+    def test_hostile_text_stays_text(self):
+        """In every string that a file may hold."""
+        for name, make in samples.ALL.items():
+            document = make()
+            document["results"] = document["results"][-2:]
+            for path, value in list(places(document)):
+                if isinstance(value, str) and path[-1] not in ("version", "measure", "needles"):
+                    document = replaced(document, path, HOSTILE)
+            self.put(name, {**document, "server": HOSTILE})
+        page, result = self.report("--no-pdf")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        seen = Text(page.read_text())
+        self.assertEqual(seen.open, [])
+        self.assertNotIn("script", seen.tags)
+        self.assertIn(HOSTILE, seen.text)
 
     def test_every_number_is_on_the_page(self):
         samples.write_all(self.folder)
