@@ -45,10 +45,10 @@ void run_report(const ReportCommand& command) {
   const std::string interpreter = python(), program = report_program();
   const std::string page =
       command.output.empty() ? (fs::path(command.folder) / "report.html").string() : command.output;
-  std::vector<const char*> arguments = {interpreter.c_str(), "-B", program.c_str(),
-                                        command.folder.c_str(), page.c_str()};
+  std::vector<const char*> arguments = {interpreter.c_str(), "-B", program.c_str()};
   if (command.no_pdf) arguments.push_back("--no-pdf");
-  arguments.push_back(nullptr);
+  // Behind "--" a name that begins with a dash is a name.
+  arguments.insert(arguments.end(), {"--", command.folder.c_str(), page.c_str(), nullptr});
   ::execvp(arguments[0], const_cast<char* const*>(arguments.data()));
   throw Error(
       ErrorCode::kNotFound,
@@ -65,7 +65,9 @@ void add_report(CLI::App* program) {
       "report",
       "one HTML page and a PDF of the results in a folder, all of one model and version\n"
       "  oscar report results/");
-  app->add_option("folder", command->folder, "holds the files that --json wrote")->required();
+  app->add_option("folder", command->folder, "holds the files that --json wrote")
+      ->required()
+      ->check([](const std::string& path) { return path.empty() ? "the name is empty" : ""; });
   app->add_option("-o,--output", command->output,
                   "the page (default: report.html in the folder); the PDF lies beside it")
       ->check([](const std::string& path) {
