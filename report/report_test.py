@@ -358,6 +358,19 @@ class Page(Folder):
         self.assertEqual(result.stderr, "error: interrupted; no file was written\n")
         self.assertEqual(list((self.folder / "slow").iterdir()), [])
 
+    def test_a_signal_held_back_by_the_caller_is_answered(self):
+        code = (
+            "import os, signal, sys\n"
+            "signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+            "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"
+            "os.kill(os.getpid(), signal.SIGINT)\n"
+            "os.execv(sys.executable, [sys.executable, '-B', *sys.argv[1:]])\n"
+        )
+        command = [sys.executable, "-c", code, str(HERE / "oscar_report"), str(self.folder), "a"]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        self.assertEqual(result.returncode, 130, result)
+        self.assertEqual(result.stderr, "error: interrupted; no file was written\n")
+
     @unittest.skipUnless(importlib.util.find_spec("matplotlib"), "needs matplotlib")
     def test_hostile_text_stays_text(self):
         """In every string that a file may hold."""

@@ -225,6 +225,7 @@ def main():
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, on_signal)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # `oscar report` held them back
     parser = Parser(prog="oscar report")
     parser.add_argument("folder")
     parser.add_argument("page", type=pathlib.Path)

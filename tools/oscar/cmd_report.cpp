@@ -1,4 +1,5 @@
 // oscar report
+#include <signal.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -49,6 +50,12 @@ void run_report(const ReportCommand& command) {
   if (command.no_pdf) arguments.push_back("--no-pdf");
   // Behind "--" a name that begins with a dash is a name.
   arguments.insert(arguments.end(), {"--", command.folder.c_str(), page.c_str(), nullptr});
+  // Held back until the program can answer in one line; it lets them through.
+  sigset_t signals;
+  ::sigemptyset(&signals);
+  ::sigaddset(&signals, SIGINT);
+  ::sigaddset(&signals, SIGTERM);
+  ::sigprocmask(SIG_BLOCK, &signals, nullptr);
   ::execvp(arguments[0], const_cast<char* const*>(arguments.data()));
   throw Error(
       ErrorCode::kNotFound,
