@@ -428,10 +428,7 @@ class BehindTheProxy(ServeTest):
         self.assertIn("256 connections", answer["error"]["message"])
         for connection in silent:
             connection.close()
-        end = time.monotonic() + 10
-        while self.request("GET", "/health")[0] != 200 and time.monotonic() < end:
-            time.sleep(0.05)
-        self.assertEqual(self.request("GET", "/health")[0], 200)
+        self.wait_for_health()
 
     def test_no_descriptors_left(self):
         """The loop waits rather than spins, and goes on when there are some again."""
@@ -445,7 +442,7 @@ class BehindTheProxy(ServeTest):
         self.assertLess(self.processor_seconds() - before, 0.3)
         for connection in silent:
             connection.close()
-        self.assertEqual(self.request("GET", "/health")[0], 200)
+        self.wait_for_health()
         self.log.seek(0)
         self.assertEqual(self.log.read().count("no connection can be taken"), 1)
 
@@ -454,6 +451,13 @@ class BehindTheProxy(ServeTest):
             pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         )
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def wait_for_health(self):
+        """The threads of connections that were closed end a moment later."""
+        end = time.monotonic() + 10
+        while self.request("GET", "/health")[0] != 200 and time.monotonic() < end:
+            time.sleep(0.05)
+        self.assertEqual(self.request("GET", "/health")[0], 200)
 
     def end_with(self, *signals, status):
         for number in signals:

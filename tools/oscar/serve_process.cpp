@@ -30,7 +30,7 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-constexpr int kPollMilliseconds = 100;
+constexpr int kPollMilliseconds = 100, kRefusalMilliseconds = 20;
 constexpr int kMaxConnections = 256;  // each has a thread and two descriptors
 constexpr int kInterruptedExit = 130;
 
@@ -102,8 +102,11 @@ class PrivateFolder {
   Socket lock_;  // any descriptor
 };
 
-// Without waiting for a client that does not read.
+// Waits hardly for the request, which would take the answer back from the client if it came after
+// the end of the connection, and not for a client that does not read.
 void refuse_connection(const Socket& client) {
+  pollfd ready{client.fd(), POLLIN, 0};
+  ::poll(&ready, 1, kRefusalMilliseconds);
   const std::string answer =
       error_response(503, "unavailable_error",
                      "there are " + std::to_string(kMaxConnections) + " connections already");
