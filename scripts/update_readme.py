@@ -31,6 +31,7 @@ QUALITY_ROWS = {
     "quarot": "`quarot`",
     "oscar": "`oscar`",
     "oscar-plus": "`oscar-plus`",
+    "oscar-plus:trellis": "`oscar-plus:trellis`",
     "oscar-plus:k3v2": "`oscar-plus:k3v2`",
     "quarot:k4v4": "`quarot:k4v4`, for comparison",
     "oscar:no-hadamard": "`oscar:no-hadamard`",
