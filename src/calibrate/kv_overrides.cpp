@@ -172,8 +172,6 @@ void check_exact(const KvSpec& spec, const Artefact& artefact) {
   check(spec.no_clip, "no-clip");
   check(spec.no_mean, "no-mean");
   check(spec.group_size.has_value(), "group");
-  check(spec.sink_tokens != kDefaultSinkTokens, "sink");
-  check(spec.recent_tokens != kDefaultRecentTokens, "recent");
 }
 
 // Attention on codes is in integers where the method's layout has them: elsewhere the option would

@@ -304,7 +304,7 @@ TEST(KvOverrides, RefuseWhatDoesNotFit) {
   EXPECT_EQ(refusal("quarot:k16v16,float", quarot()),
             "float: keys and values at 16 bits are in floats already; leave the option out");
   EXPECT_EQ(refusal("quarot:k16v2,float", quarot()), "");
-  for (const char* option : {"no-hadamard", "group=32", "sink=0", "recent=0", "no-u", "no-mean"}) {
+  for (const char* option : {"no-hadamard", "group=32", "no-u", "no-mean"}) {
     const std::string name = std::string(option).substr(0, std::string(option).find('='));
     EXPECT_EQ(
         refusal("a.safetensors:k16v16," + std::string(option), plus),

@@ -199,7 +199,7 @@ class Calibration(CliTest):
         model, text = self.tiny(), self.write("text.txt", self.words(3000))
         for more, names in (
             (["--bits", "2.1"], ["2.1", "at least 2.25"]),
-            (["--ablation", ""], ["ablation", "''", "no-u"]),
+            (["--ablation", "no-v"], ["ablation", "'no-v'", "no-u"]),
             (["--bits", "3", "--method", "rotatekv"], ["rotatekv", "same bits"]),
             (["--bits", "3", "--tokens", "1000"], ["--tokens 1000", "1024"]),
         ):

@@ -99,7 +99,8 @@ class Evaluation(CliTest):
         model = self.tiny()
         text = self.write("text.txt", self.words(1000))
         target = self.folder / "r.json"
-        target.write_text('{"precious": 1}')
+        before = '{"version": "0.1.0", "precious": 1}'
+        target.write_text(before)
 
         def small_files():
             resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
@@ -118,7 +119,7 @@ class Evaluation(CliTest):
             limits=small_files,
         )
         self.assertEqual(result.status, 1, result)
-        self.assertEqual(target.read_text(), '{"precious": 1}')
+        self.assertEqual(target.read_text(), before)
         with open("/dev/full", "w") as full:
             self.refused(*self.ask(model), stdout=full, names=["standard output"])
 
