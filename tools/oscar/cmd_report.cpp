@@ -72,9 +72,7 @@ void add_report(CLI::App* program) {
       "report",
       "one HTML page and a PDF of the results in a folder, all of one model and version\n"
       "  oscar report results/");
-  app->add_option("folder", command->folder, "holds the files that --json wrote")
-      ->required()
-      ->check([](const std::string& path) { return path.empty() ? "the name is empty" : ""; });
+  app->add_option("folder", command->folder, "holds the files that --json wrote")->required();
   app->add_option("-o,--output", command->output,
                   "the page (default: report.html in the folder); the PDF lies beside it")
       ->check([](const std::string& path) {

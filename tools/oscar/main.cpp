@@ -69,8 +69,8 @@ void refuse_empty_values(CLI::App* app) {
       return std::string(value.empty() ? "is empty; give a value or leave the option out" : "");
     });
   }
-  for (const CLI::App* command : commands_of(*app)) {
-    refuse_empty_values(app->get_subcommand(command->get_name()));
+  for (CLI::App* command : app->get_subcommands([](CLI::App*) { return true; })) {
+    refuse_empty_values(command);
   }
 }
 

@@ -59,6 +59,7 @@ class PrivateFolder {
  public:
   PrivateFolder() {
     remove_abandoned();
+    // mkdtemp puts a name of its own in place of the X.
     std::string path = (fs::temp_directory_path() / (kPrefix + "XXXXXX")).string();
     if (::mkdtemp(path.data()) == nullptr) {
       throw Error(ErrorCode::kIo, path + ": cannot create: " + std::strerror(errno));

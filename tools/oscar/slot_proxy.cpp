@@ -124,6 +124,20 @@ std::string authorization_of(const HttpRequest& request) {
   return lines;
 }
 
+// More bytes of a request by `end_time`. False when none come; where the time is up, the client is
+// told what is `late`.
+bool receive_more(const Socket& client, Clock::time_point end_time, const std::string& late,
+                  std::string* bytes) {
+  bool timed_out = false;
+  if (client.receive_until(end_time, bytes, &timed_out)) return true;
+  if (timed_out) {
+    send_answer(client,
+                error_response(408, kInvalid,
+                               late + " within " + std::to_string(kRequestTime.count()) + " s"));
+  }
+  return false;
+}
+
 // Reads up to the empty line; what has come of the body follows it in `bytes`. 0: no head.
 std::size_t read_head(const Socket& client, std::string* bytes) {
   const Clock::time_point end_time = Clock::now() + kRequestTime;
@@ -139,14 +153,7 @@ std::size_t read_head(const Socket& client, std::string* bytes) {
                   error_response(431, kInvalid, "the request's head is longer than 64 KiB"));
       return 0;
     }
-    bool timed_out = false;
-    if (client.receive_until(end_time, bytes, &timed_out)) continue;
-    if (timed_out) {
-      send_answer(client, error_response(408, kInvalid,
-                                         "no whole head came within " +
-                                             std::to_string(kRequestTime.count()) + " s"));
-    }
-    return 0;
+    if (!receive_more(client, end_time, "no whole head came", bytes)) return 0;
   }
 }
 
@@ -154,14 +161,7 @@ std::size_t read_head(const Socket& client, std::string* bytes) {
 bool read_body(const Socket& client, std::uint64_t length, std::string* body) {
   const Clock::time_point end_time = Clock::now() + kRequestTime;
   while (body->size() < length) {
-    bool timed_out = false;
-    if (client.receive_until(end_time, body, &timed_out)) continue;
-    if (timed_out) {
-      send_answer(client, error_response(408, kInvalid,
-                                         "the body did not come within " +
-                                             std::to_string(kRequestTime.count()) + " s"));
-    }
-    return false;
+    if (!receive_more(client, end_time, "the body did not come", body)) return false;
   }
   body->resize(length);
   return true;
