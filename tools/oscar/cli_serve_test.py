@@ -214,6 +214,11 @@ class Serve(ServeTest):
         self.assertEqual(self.run_cli(*self.serve("-c", "512", kv="q8_0")).status, 7)
         self.environment = {**clean, "LLAMA_ARG_PORT": "1"}
         self.refused(*self.serve(kv="q8_0"), names=["LLAMA_ARG_PORT=1"])
+        for value in ("", "abc", "0", "1.5", "99999999999999999999"):
+            self.environment = {**clean, "LLAMA_ARG_UBATCH": value}
+            self.refused(*self.serve(), names=["LLAMA_ARG_UBATCH", f"'{value}'", "1 to 1048576"])
+        self.environment = clean
+        self.refused(*self.serve("-ub", "abc"), names=["-ub", "'abc'", "1 to 1048576"])
 
     def test_a_file_that_may_not_grow_does_not_end_llama_server(self):
         result = self.run_cli(*self.serve("-c", "512"))

@@ -3,8 +3,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "base/error.h"
@@ -26,7 +29,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kDefaultSlots = 4;  // llama-server's, which then share the cells
+constexpr std::int64_t kMaxUbatch = 1 << 20;  // as `oscar plan --ubatch`
+constexpr int kDefaultSlots = 4;              // llama-server's, which then share the cells
 
 struct ServeCommand {
   CommonOptions common;
@@ -38,6 +42,26 @@ struct ServeCommand {
 
 bool is_packed(const eval::KvChoice& kv) { return kv.spec.kind != KvSpec::Kind::kHostType; }
 
+// llama-server's -ub, or the variable that stands for it; empty: its default. Judged here, as
+// llama-server would only fail to start.
+std::optional<std::int64_t> ubatch_tokens(const std::vector<std::string>& options) {
+  std::string name = "-ub", text = option_value(options, {"-ub", "--ubatch-size"});
+  const char* variable = std::getenv("LLAMA_ARG_UBATCH");
+  if (text.empty() && variable != nullptr) {
+    name = "the environment's LLAMA_ARG_UBATCH";
+    text = variable;
+  } else if (text.empty()) {
+    return std::nullopt;
+  }
+  std::int64_t tokens = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, status] = std::from_chars(text.data(), end, tokens);
+  if (status == std::errc() && rest == end && tokens >= 1 && tokens <= kMaxUbatch) return tokens;
+  throw Error(ErrorCode::kInvalidArgument, name + " is " + in_quotes(text) +
+                                               "; it must be a whole number from 1 to " +
+                                               std::to_string(kMaxUbatch));
+}
+
 // As llama-server will have it.
 eval::PlanOptions plan_options(const ServeCommand& command, const eval::ModelLayers& model) {
   eval::PlanOptions options;
@@ -46,10 +70,7 @@ eval::PlanOptions plan_options(const ServeCommand& command, const eval::ModelLay
   options.unified = command.parallel == 0 || command.parallel == 1 ||
                     is_on(command.others, {"-kvu", "--kv-unified"}, "LLAMA_ARG_KV_UNIFIED");
   options.full_sliding_cache = is_on(command.others, {"--swa-full"}, "LLAMA_ARG_SWA_FULL");
-  std::string ubatch = option_value(command.others, {"-ub", "--ubatch-size"});
-  const char* ubatch_set = std::getenv("LLAMA_ARG_UBATCH");
-  if (ubatch.empty() && ubatch_set != nullptr) ubatch = ubatch_set;
-  if (!ubatch.empty()) options.ubatch_tokens = std::max(1, std::atoi(ubatch.c_str()));
+  options.ubatch_tokens = ubatch_tokens(command.others).value_or(options.ubatch_tokens);
   options.copied_sequences = copied_sequences_from_environment();
   return options;
 }
