@@ -29,6 +29,17 @@ __device__ __forceinline__ void widen_words(RowFragments<kTiles, kHalves>& v,
   }
 }
 
+// One row; word(n): its channels 8n + 2t and 8n + 2t + 1.
+template <int kTiles, typename Word>
+__device__ __forceinline__ void widen_row(RowFragment<kTiles>& row, Word word) {
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    const uint32_t pair = word(n);
+    row[n][0] = ptx::low_bf16(pair);
+    row[n][1] = ptx::high_bf16(pair);
+  }
+}
+
 __device__ __forceinline__ const bf16_t* row_of(const TileJob& job, int token) {
   return job.side.rows + std::int64_t{token < 0 ? 0 : token} * job.side.token_stride +
          job.head * job.side.head_stride;
@@ -158,12 +169,8 @@ struct TileRows {
   __device__ __forceinline__ void widen(int h, RowFragment<kHeadDim / 8>& half) const {
     const int lane = threadIdx.x & 31, g = lane >> 2;
     const uint32_t row = values + (8 * h + g) * kRowBytes + (lane & 3) * 4;
-#pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n) {
-      const uint32_t word = ptx::load_shared_4(row + n / 8 * 128 + (n % 8 ^ g) * 16);
-      half[n][0] = ptx::low_bf16(word);
-      half[n][1] = ptx::high_bf16(word);
-    }
+    widen_row(half,
+              [=](int n) { return ptx::load_shared_4(row + n / 8 * 128 + (n % 8 ^ g) * 16); });
   }
   __device__ __forceinline__ void widen(RowFragments<kHeadDim / 8, 2>& v) const {
 #pragma unroll

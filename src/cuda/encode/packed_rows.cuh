@@ -132,20 +132,14 @@ struct PackedRows {
   __device__ __forceinline__ RowScale choose_scale(const RowRules& rules, float threshold,
                                                    Load load) {
     RowScale s;
-    s.top = 3;
     if (rules.affine) {
-      const float high = fminf(top, threshold), low = fmaxf(bottom, -threshold);
-      s.scale = round_to_bf16(quotient(__fsub_rn(high, low), 3.0f, 1.0f / 3.0f));
-      s.inverse = ptx::reciprocal_approx(s.scale);
-      s.zero = round_to_bf16(__fsub_rn(0.0f, quotient(low, s.scale, s.inverse)));
+      s = spanning_scale(bottom, top, threshold, 3.0f);
       // Smaller ends may not be exact.
       is_fine =
           is_fine && top >= 0x1p-14f && bottom <= -0x1p-14f && s.zero != 0.5f && s.zero != 2.5f;
     } else {
       const float mean_square = __fmul_rn(sum_squares(threshold, load), 1.0f / kHeadDim);
-      s.scale = round_to_bf16(__fmul_rn(0.9957f, __fsqrt_rn(mean_square)));
-      s.inverse = ptx::reciprocal_approx(s.scale);
-      s.zero = 1.5f;
+      s = row_scale(round_to_bf16(__fmul_rn(0.9957f, __fsqrt_rn(mean_square))), 1.5f, 3.0f);
     }
     is_fine = is_fine && s.scale >= kSmallest && is_ordinary_scale(s.scale * inverse_factor);
     s.is_ordinary = is_fine;

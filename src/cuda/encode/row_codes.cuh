@@ -64,12 +64,26 @@ __device__ __forceinline__ bool is_ordinary_scale(float scale) {
   return scale >= 0x1p-30f && scale <= 0x1p20f;
 }
 
+// Of codes 0 to `levels`; what is ordinary is the caller's to say.
+__device__ __forceinline__ RowScale row_scale(float scale, float zero, float levels) {
+  return {scale, zero, ptx::reciprocal_approx(scale), static_cast<int>(levels), false};
+}
+// Scale and zero point that span a row from its smallest to its largest value, clipped at
+// ±threshold.
+__device__ __forceinline__ RowScale spanning_scale(float bottom, float top, float threshold,
+                                                   float levels) {
+  const float high = fminf(top, threshold), low = fmaxf(bottom, -threshold);
+  RowScale s =
+      row_scale(round_to_bf16(quotient(__fsub_rn(high, low), levels, 1.0f / levels)), 0.0f, levels);
+  s.zero = round_to_bf16(__fsub_rn(0.0f, quotient(low, s.scale, s.inverse)));
+  return s;
+}
+
 // Scale and zero point of a row before ScaleFit.
 template <int kTiles>
 __device__ __forceinline__ RowScale choose_scale(const RowFragment<kTiles>& v,
                                                  const RowRules& rules, float threshold) {
   const float levels = rules.levels();
-  RowScale s;
   if (rules.affine) {
     // As signed integers the largest is the largest float if one is positive; as unsigned ones, the
     // smallest float if one is negative.
@@ -85,11 +99,7 @@ __device__ __forceinline__ RowScale choose_scale(const RowFragment<kTiles>& v,
       top = max(top, __shfl_xor_sync(~0u, top, o));
       bottom = max(bottom, __shfl_xor_sync(~0u, bottom, o));
     }
-    const float high = fminf(__int_as_float(top), threshold);
-    const float low = fmaxf(__uint_as_float(bottom), -threshold);
-    s.scale = round_to_bf16(quotient(__fsub_rn(high, low), levels, __frcp_rn(levels)));
-    s.inverse = ptx::reciprocal_approx(s.scale);
-    s.zero = round_to_bf16(__fsub_rn(0.0f, quotient(low, s.scale, s.inverse)));
+    RowScale s = spanning_scale(__uint_as_float(bottom), __int_as_float(top), threshold, levels);
     s.is_ordinary = top > 0 && bottom > 0x80000000u && is_ordinary_scale(s.scale);
     set_bounds(s, (1 << rules.bits) - 1, threshold);
     return s;
@@ -105,9 +115,8 @@ __device__ __forceinline__ RowScale choose_scale(const RowFragment<kTiles>& v,
     }
   }
   const float mean_square = __fmul_rn(fragment_sum(sums), 1.0f / (8 * kTiles));
-  s.scale = round_to_bf16(__fmul_rn(step, __fsqrt_rn(mean_square)));
-  s.zero = levels / 2;
-  s.inverse = ptx::reciprocal_approx(s.scale);
+  RowScale s =
+      row_scale(round_to_bf16(__fmul_rn(step, __fsqrt_rn(mean_square))), levels / 2, levels);
   s.is_ordinary = is_ordinary_scale(s.scale);
   set_bounds(s, (1 << rules.bits) - 1, threshold);
   return s;

@@ -80,17 +80,11 @@ struct WordRows {
   __device__ __forceinline__ RowScale choose_scale(Get get, const RowRules& rules, float threshold,
                                                    Load load) {
     RowScale s;
-    s.top = 3;
     if (rules.affine) {
-      const float high = fminf(top, threshold), low = fmaxf(bottom, -threshold);
-      s.scale = round_to_bf16(quotient(__fsub_rn(high, low), 3.0f, 1.0f / 3.0f));
-      s.inverse = ptx::reciprocal_approx(s.scale);
-      s.zero = round_to_bf16(__fsub_rn(0.0f, quotient(low, s.scale, s.inverse)));
+      s = spanning_scale(bottom, top, threshold, 3.0f);
       is_fine = is_fine && top > 0 && bottom < 0 && s.zero != 0.5f && s.zero != 2.5f;
     } else {
-      s.scale = gaussian_scale(get, threshold, load);
-      s.inverse = ptx::reciprocal_approx(s.scale);
-      s.zero = 1.5f;
+      s = row_scale(gaussian_scale(get, threshold, load), 1.5f, 3.0f);
     }
     is_fine = is_fine && is_ordinary_scale(s.scale);
     s.is_ordinary = is_fine;

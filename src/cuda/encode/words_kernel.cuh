@@ -99,12 +99,7 @@ struct WordTile {
   __device__ __forceinline__ void operator()(int h, RowFragment<kTiles>& half) const {
     const int lane = threadIdx.x & 31;
     const uint32_t row = address + (8 * h + (lane >> 2)) * kRowBytes + (lane & 3) * 4;
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      const uint32_t word = ptx::load_shared_4(row + 16 * n);
-      half[n][0] = ptx::low_bf16(word);
-      half[n][1] = ptx::high_bf16(word);
-    }
+    widen_row(half, [=](int n) { return ptx::load_shared_4(row + 16 * n); });
   }
 };
 
