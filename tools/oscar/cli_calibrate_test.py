@@ -129,7 +129,9 @@ class Calibration(CliTest):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)
         self.assertEqual(process.returncode, 130, err)
-        self.assertEqual(err.decode().splitlines(), ["error: interrupted; no file was written"])
+        self.assertEqual(
+            err.decode().splitlines(), ["error: interrupted; no output file was written"]
+        )
         self.assertEqual(output.read_bytes(), OLD_ARTEFACT)
         self.assertEqual(
             [path.name for path in self.folder.glob("*safetensors*")], ["a.safetensors"]

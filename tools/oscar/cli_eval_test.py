@@ -147,7 +147,7 @@ class Evaluation(CliTest):
         text = self.write("text.txt", self.words(2000000))
         command = ["eval", "kl", "-m", model, "-f", text, "--ctx", "2048", "--windows", "1000"]
         err = self.interrupt([*command, "-t", "2"])
-        self.assertEqual(err, ["error: interrupted; no file was written"])
+        self.assertEqual(err, ["error: interrupted; no output file was written"])
 
     def test_an_interrupted_evaluation_goes_on(self):
         model, path = self.tiny(), self.folder / "r.json"

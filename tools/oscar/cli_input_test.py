@@ -63,6 +63,15 @@ class Usage(CliTest):
         ):
             self.refused(*command, status=2, names=[option + ": is empty"])
 
+    def test_numbers_are_decimal(self):
+        for option, value, command in (
+            ("--ctx", "0512", ["eval", "ppl", "-m", "x", "-f", "y"]),
+            ("--threads", "0x2", ["run", "-m", "x", "-p", "y"]),
+            ("--tokens", "+010", ["calibrate", "-m", "x", "-f", "y", "-o", "z"]),
+        ):
+            text = f"{option}: {value} is no decimal number"
+            self.refused(*command, f"{option}={value}", status=2, names=[text])
+
     def test_questions_are_text(self):
         command = ["compare", "-m", "x", "-f", "y", "--expect", "z", "--question", b"a\xff"]
         self.refused(*command, names=["--question", "UTF-8", "offset 1"])

@@ -61,16 +61,21 @@ std::string usage_message(const CLI::App& program, const CLI::ParseError& usage)
   return "unknown argument '" + unknown.front() + "' (see --help)";
 }
 
-// No option means something by an empty value: a variable of the shell was not set.
-void refuse_empty_values(CLI::App* app) {
+// What no option means: an empty value, where a variable of the shell was not set; a whole number
+// with a leading zero, which the parser would take for octal or hexadecimal.
+void refuse_odd_values(CLI::App* app) {
   for (CLI::Option* option : app->get_options()) {
     if (option->get_items_expected_max() == 0) continue;
-    option->check([](const std::string& value) {
-      return std::string(value.empty() ? "is empty; give a value or leave the option out" : "");
+    const bool is_whole = option->get_type_name().find("INT") != std::string::npos;
+    option->check([is_whole](const std::string& value) -> std::string {
+      if (value.empty()) return "is empty; give a value or leave the option out";
+      const std::size_t first = value.find_first_not_of("+-");
+      const bool has_zero = first < value.size() - 1 && value[first] == '0';
+      return is_whole && has_zero ? value + " is no decimal number; leave the first 0 out" : "";
     });
   }
   for (CLI::App* command : app->get_subcommands([](CLI::App*) { return true; })) {
-    refuse_empty_values(command);
+    refuse_odd_values(command);
   }
 }
 
@@ -115,14 +120,14 @@ int main(int argc, char** argv) {
   oscar::tool::add_serve(&program);
   oscar::tool::add_bench(&program);
   oscar::tool::add_report(&program);
-  refuse_empty_values(&program);
+  refuse_odd_values(&program);
   int status = kErrorExit;
   try {
     status = run(&program, argc, argv);
   } catch (const oscar::Error& error) {
     status = error.code() == oscar::ErrorCode::kInterrupted
                  ? fail(kInterruptedExit, std::string(error.what()) == "interrupted"
-                                              ? "interrupted; no file was written"
+                                              ? "interrupted; no output file was written"
                                               : error.what())
                  : fail(kErrorExit, error.what());
   } catch (const std::exception& error) {
