@@ -101,10 +101,10 @@ void Context::decode(std::span<const llama_token> tokens, std::int64_t num_outpu
   const std::int32_t status = llama_decode(context_.get(), batch);
   model_->host().throw_if_stopped();
   if (status != 0) {
-    throw Error(ErrorCode::kUnsupported, "decoding tokens " + std::to_string(num_tokens_) + " to " +
-                                             std::to_string(num_tokens_ + count - 1) +
-                                             " failed (llama.cpp status " + std::to_string(status) +
-                                             "): " + failure_text(*model_));
+    throw Error(ErrorCode::kUnsupported,
+                model_->path() + ": decoding tokens " + std::to_string(num_tokens_) + " to " +
+                    std::to_string(num_tokens_ + count - 1) + " failed (llama.cpp status " +
+                    std::to_string(status) + "): " + failure_text(*model_));
   }
   num_tokens_ += count;
 }
@@ -124,7 +124,7 @@ void Context::decode_on(int stream, std::span<const llama_token> tokens, std::in
   const std::int32_t status = llama_decode(context_.get(), batch);
   model_->host().throw_if_stopped();
   if (status == 0) return;
-  throw Error(ErrorCode::kUnsupported, "decoding " + std::to_string(ids.size()) +
+  throw Error(ErrorCode::kUnsupported, model_->path() + ": decoding " + std::to_string(ids.size()) +
                                            " tokens on stream " + std::to_string(stream) +
                                            " failed (llama.cpp status " + std::to_string(status) +
                                            "): " + failure_text(*model_));

@@ -58,9 +58,10 @@ class Streamer {
 void check_finite(const Context& context) {
   const std::int64_t vocab_size = context.model().vocab_size();
   if (std::isfinite(log_probability(context.logits(0), vocab_size, 0))) return;
-  throw Error(ErrorCode::kCorrupt, "the model's logits after token " +
-                                       std::to_string(context.num_tokens() - 1) +
-                                       " hold NaN or Inf; its weights or its cache are broken");
+  throw Error(ErrorCode::kCorrupt,
+              context.model().path() + ": the logits after token " +
+                  std::to_string(context.num_tokens() - 1) +
+                  " hold NaN or Inf; the model's weights or its cache are broken");
 }
 
 void prefill(Context* context, std::span<const llama_token> prompt) {

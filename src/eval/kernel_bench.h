@@ -1,6 +1,7 @@
 // Attention and encoding alone, ours against ggml's, on the same random layer in one run.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -21,6 +22,7 @@ struct KernelBenchOptions {
   int num_threads = 1;
   const InstructionCounter* instructions = nullptr;  // made before any thread was started, or null
   std::function<void(std::int64_t done, std::int64_t total)> progress;  // may be null
+  const std::atomic<bool>* stop = nullptr;  // set: Error(kInterrupted) before the next call
 };
 
 struct KernelBenchRow {

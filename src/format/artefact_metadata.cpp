@@ -4,6 +4,7 @@
 #include <cmath>
 #include <initializer_list>
 #include <string_view>
+#include <utility>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -136,7 +137,10 @@ class Reader {
   }
 
   int integer(const std::string& where, const json& value, int min, int max) const {
-    if (!value.is_number_integer() || value < min || value > max) {
+    // Whole numbers from 2^63 on, which `value < min` would take for negative ones.
+    const bool huge =
+        value.is_number_unsigned() && std::cmp_greater(value.get<std::uint64_t>(), max);
+    if (!value.is_number_integer() || huge || value < min || value > max) {
       fail(where + " is " + in_quotes(value.dump()),
            "a whole number from " + std::to_string(min) + " to " + std::to_string(max));
     }

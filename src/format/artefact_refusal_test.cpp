@@ -191,6 +191,9 @@ TEST_F(ArtefactRefusal, DoubledLayers) {
   metadata_refused("layers", "[0,1]", {"lists 2 layers", "3"});
   metadata_refused("layer_ropes", "[0,0]", {"'layer_ropes' lists 2 layers", "3"});
   metadata_refused("layer_ropes", "[0,0,2]", {"rope of layer 2", "'2'", "-1 to 1"});
+  // 2^64 − 1, which is −1 in 64 bits.
+  metadata_refused("layer_ropes", "[0,0,18446744073709551615]",
+                   {"rope of layer 2", "'18446744073709551615'", "-1 to 1"});
 }
 
 TEST_F(ArtefactRefusal, RenumberedLayers) {

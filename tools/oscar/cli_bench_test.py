@@ -1,8 +1,19 @@
 """`oscar bench` on a tiny model: what it writes is what it promises, and it measures something."""
 
+import fcntl
 import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import termios
 
-from cli_case import CliTest, main
+import cli_case
+from cli_case import INTERRUPTED, CliTest, main
+
+LAYER = ["--shape", "4/2/64", "--kv", "f16", "--kv", "quarot"]
 
 
 class Bench(CliTest):
@@ -117,6 +128,48 @@ class Bench(CliTest):
         for row in rows["results"]:
             self.check_spread(row["ns"])
             self.assertNotIn("relative_error", row)
+
+    def test_an_interrupt_ends_a_bench(self):
+        path = self.folder / "b.json"
+        for name in ("attention", "encode"):
+            # Hours.
+            rounds = ["--depth", "20000", "--rounds", "100000", "--json", str(path)]
+            out, err = self.interrupt(["bench", name, *LAYER, *rounds])
+            self.assertEqual(err, [INTERRUPTED])
+            self.assertEqual(out, [])
+            self.assertFalse(path.exists())
+
+    def test_a_second_signal_does_not_wait(self):
+        command = ["bench", "encode", *LAYER, "--depth", "20000", "--rounds", "100000"]
+        out, err = self.interrupt(command, signals=[signal.SIGINT, signal.SIGTERM])
+        self.assertEqual(err, ["error: interrupted"])
+        self.assertEqual(out, [])
+
+    def progress_line(self, columns):
+        """The first one that it shows on a terminal of that width; 0: the terminal does not say."""
+        terminal, stderr = pty.openpty()
+        self.addCleanup(os.close, terminal)
+        fcntl.ioctl(stderr, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+        process = subprocess.Popen(
+            [cli_case.program, "bench", "encode", *LAYER, "--rounds", "100000"],
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            env=self.environment,
+        )
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        os.close(stderr)
+        shown, erase = b"", b"\r\x1b[K"
+        while shown.count(erase) < 2 and select.select([terminal], [], [], 60)[0]:
+            shown += os.read(terminal, 4096)
+        self.assertGreaterEqual(shown.count(erase), 2, shown)
+        return shown.split(erase)[1].decode()
+
+    def test_progress_fits_in_the_terminal(self):
+        whole = r"^calls: \d+ of 200000, \d+:\d\d left$"
+        self.assertRegex(self.progress_line(80), whole)
+        self.assertRegex(self.progress_line(0), whole)
+        self.assertRegex(self.progress_line(20), r"^calls: .{12}$")
 
     def test_bad_input(self):
         model = self.tiny()

@@ -8,15 +8,18 @@ import os
 import pathlib
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 from tiny_gguf import TinyModel
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 MAX_BAD_INPUT_MIB = 200
+INTERRUPTED = "error: interrupted; no output file was written"
 program = ""
 
 
@@ -90,6 +93,33 @@ class CliTest(unittest.TestCase):
         for name in names:
             self.assertIn(name, lines[0])
         return result
+
+    def interrupt(self, command, when=None, signals=(signal.SIGINT,)):
+        """Sends it the signals at one moment, after 1.5 s or once `when()` is true. It ends with
+        status 130 within a minute. Returns the lines on stdout and on stderr; stdout is the file
+        "printed" while it runs."""
+        printed = self.folder / "printed"
+        with printed.open("wb") as out:
+            process = subprocess.Popen(
+                [program, *command],
+                stdout=out,
+                stderr=subprocess.PIPE,
+                env=self.environment,
+                cwd=self.folder,
+            )
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        if when is None:
+            time.sleep(1.5)
+        else:
+            while not when() and process.poll() is None:
+                time.sleep(0.02)
+        # Stopped, it gets all of them before it goes on.
+        for number in (signal.SIGSTOP, *signals, signal.SIGCONT):
+            process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130, err)
+        return printed.read_text().splitlines(), err.decode().splitlines()
 
     def ask(self, model, *more):
         return ["run", "-m", model, "-p", "hello", "-n", "4", "-t", "2", "--no-chat", *more]

@@ -4,9 +4,10 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 
 import cli_case
-from cli_case import CliTest, main
+from cli_case import INTERRUPTED, CliTest, main
 
 
 class Doctor(CliTest):
@@ -62,6 +63,33 @@ class Doctor(CliTest):
         self.assertFalse(checks["plugin"]["ok"])
         self.assertIn(str(broken), checks["plugin"]["text"])
         self.assertFalse(checks["llama-server"]["ok"])
+
+    def test_standard_output_that_cannot_be_written(self):
+        with open("/dev/full", "w") as full:
+            self.refused("doctor", stdout=full, names=["cannot write to standard output"])
+
+    def test_an_interrupt_ends_it_before_the_next_check(self):
+        printed, path = self.folder / "printed", self.folder / "d.json"
+        out, err = self.interrupt(
+            ["doctor", "--json", str(path)],
+            when=lambda: printed.exists() and printed.stat().st_size > 0,
+        )
+        self.assertEqual(err, [INTERRUPTED])
+        self.assertFalse(path.exists())
+        self.assertTrue(all(line.startswith("ok ") for line in out), out)
+        self.assertNotIn("memory:", out[-1])
+
+    def test_an_interrupt_does_not_wait_for_the_server(self):
+        started = self.folder / "started"
+        server = self.write("server", f"#!/bin/sh\ntouch {started}\nexec sleep 600\n")
+        os.chmod(server, 0o755)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            started.unlink(missing_ok=True)
+            command = ["doctor", "--server", server]
+            out, err = self.interrupt(command, when=started.exists, signals=[number])
+            self.assertEqual(err, [INTERRUPTED])
+            self.assertIn("plugin:", out[-1])
+            self.assertTrue(all(line.startswith("ok ") for line in out), out)
 
 
 if __name__ == "__main__":

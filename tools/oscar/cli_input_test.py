@@ -138,6 +138,20 @@ class Usage(CliTest):
             self.refused("run", "-m", "x", "-p", "y", "--json", path, status=2, names=["--json"])
             self.refused("calibrate", "-m", "x", "--sample", "-o", path, names=[f"'{path}'"])
 
+    def test_standard_output_that_cannot_be_written(self):
+        """Whether or not it was flushed before the end."""
+        text, artefact = self.write("text.txt", self.words(700)), str(self.folder / "a")
+        self.good("calibrate", "-m", self.tiny(), "-f", text, "--tokens", "512", "-o", artefact)
+        path = self.folder / "r.json"
+        inspect = ["inspect", artefact, "--json", str(path)]
+        message = "cannot write to standard output"
+        for command in (["--version"], ["--help"], inspect, ["inspect", "--kernels"]):
+            with open("/dev/full", "w") as full:
+                self.refused(*command, stdout=full, names=[message])
+            self.refused(*command, stdout=None, limits=lambda: os.close(1), names=[message])
+            if command == inspect:
+                self.assertTrue(json.loads(path.read_text())["version"])
+
     def test_a_fifo_is_no_model(self):
         path = str(self.folder / "fifo.gguf")
         os.mkfifo(path)
@@ -208,7 +222,7 @@ class Models(CliTest):
         model = self.tiny(broken_weight="blk.1.attn_k.weight")
         text = self.write("text.txt", self.words(2000))
         for kv in ("f16", "quarot", "naive:k16v16"):
-            self.refused(*self.ask(model, "--kv", kv), names=["NaN"])
+            self.refused(*self.ask(model, "--kv", kv), names=[f"error: {model}: ", "NaN"])
         self.refused(
             "eval", "ppl", "-m", model, "-f", text, "--ctx", "64", "--kv", "quarot", names=["NaN"]
         )
@@ -226,6 +240,13 @@ class Models(CliTest):
             names=["NaN"],
         )
         self.assertFalse(output.exists())
+
+    def test_a_vocabulary_without_the_prompt(self):
+        model = TinyModel()
+        model.tokens = [token for token in model.tokens if token not in "hello"]
+        path = self.write("tiny.gguf", model.bytes())
+        reason = "its vocabulary makes no token of the prompt"
+        self.refused(*self.ask(path), names=[f"error: {path}: {reason}"])
 
     def test_missing_files(self):
         self.refused(*self.ask("none.gguf"), names=["none.gguf"])

@@ -173,6 +173,7 @@ void run_kernel_bench(const BenchCommand& command, bool attends) {
   options.rounds = command.rounds;
   options.num_threads = command.common.threads;
   options.instructions = &instructions;
+  options.stop = &stop_flag();
   check_threads(options.num_threads);
   std::vector<eval::KvChoice> kvs;
   for (const std::string& spec : command.kvs) {

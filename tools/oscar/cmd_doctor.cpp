@@ -26,18 +26,22 @@ struct DoctorCommand {
   std::string server;
 };
 
-// One line a check; the program goes on after one that fails.
+// One line a check; the program goes on after one that fails, but not after a signal.
 class Report {
  public:
   // `check` returns what it found; an Error is a failure.
   void line(const std::string& name, const std::function<std::string()>& check) {
-    try {
-      add(name, true, check());
-    } catch (const Error& error) {
-      add(name, false, error.what());
-    }
+    test(name, [&check] { return eval::SelfTestResult{true, check()}; });
   }
-  void line(const std::string& name, const eval::SelfTestResult& result) {
+  void test(const std::string& name, const std::function<eval::SelfTestResult()>& check) {
+    throw_if_stopped();
+    eval::SelfTestResult result;
+    try {
+      result = check();
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kInterrupted) throw;
+      result = {false, error.what()};
+    }
     add(name, result.passed, result.text);
   }
   int num_failed() const { return num_failed_; }
@@ -107,8 +111,9 @@ void run_doctor(const DoctorCommand& command) {
   report.line("kernels", kernel_sets);
   for (const kernels::KernelSet* set : kernels::all_kernel_sets()) {
     if (!set->supported()) continue;
-    report.line(std::string("codec, ") + set->name, eval::test_codec(*set));
-    report.line(std::string("attention, ") + set->name, eval::test_attention(*set));
+    report.test(std::string("codec, ") + set->name, [set] { return eval::test_codec(*set); });
+    report.test(std::string("attention, ") + set->name,
+                [set] { return eval::test_attention(*set); });
   }
   report.line("GPU", gpu_text);
   check_llama(command, &report);
@@ -116,6 +121,7 @@ void run_doctor(const DoctorCommand& command) {
     const std::uint64_t available = available_memory();
     return available == 0 ? std::string("not known") : human_bytes(available) + " available";
   });
+  throw_if_stopped();
   if (!command.common.json.empty()) {
     Json document;
     document["version"] = OSCAR_VERSION;

@@ -57,7 +57,12 @@ void run_run(const RunCommand& command, Chat chat) {
       prompt_tokens(workbench.model(eval::Placement::kTokenizer), text, chat);
   const auto needed = static_cast<std::int64_t>(prompt.size()) + command.new_tokens;
   const std::int64_t ctx = command.ctx > 0 ? command.ctx : needed;
-  if (prompt.empty()) throw Error(ErrorCode::kInvalidArgument, "the prompt has no tokens");
+  if (prompt.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                text.empty()
+                    ? "the prompt has no tokens"
+                    : command.common.model + ": its vocabulary makes no token of the prompt");
+  }
   if (ctx < needed) {
     throw Error(ErrorCode::kInvalidArgument, "--ctx " + std::to_string(ctx) +
                                                  " has no room for the prompt's " +

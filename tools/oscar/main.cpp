@@ -1,11 +1,13 @@
 // The program `oscar`: parse, call the library, print.
 // Exit status: 0 done, 1 an error (one line on stderr), 2 wrong usage, 130 interrupted.
+#include <fcntl.h>
 #include <ggml.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <iostream>
 #include <string>
 #include <vector>
 
@@ -79,6 +81,24 @@ void refuse_odd_values(CLI::App* app) {
   }
 }
 
+// A standard stream that came closed stays unusable: otherwise the next file opened would take its
+// number, and what is printed would go there.
+void reserve_standard_streams() {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    if (::fcntl(fd, F_GETFD) >= 0) continue;
+    // The lowest free number. Open the wrong way, so that each use fails.
+    if (::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0) return;
+  }
+}
+
+// Everything printed has arrived. A flush that failed dropped what it held, so the last one may
+// well succeed; the streams remember it.
+bool flush_standard_output() {
+  std::cout.flush();
+  const bool flushed = std::fflush(stdout) == 0;
+  return flushed && std::ferror(stdout) == 0 && std::cout.good();
+}
+
 int run(CLI::App* program, int argc, char** argv) {
   try {
     std::vector<std::string> arguments =
@@ -96,6 +116,7 @@ int run(CLI::App* program, int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  reserve_standard_streams();
   oscar::tool::catch_signals();
   ggml_set_abort_callback(on_ggml_abort);
   CLI::App program(
@@ -133,7 +154,7 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     status = fail(kErrorExit, error.what());
   }
-  if (std::fflush(stdout) != 0 && status == 0) {
+  if (!flush_standard_output() && status == 0) {
     status = fail(kErrorExit, "cannot write to standard output");
   }
   return status;

@@ -7,12 +7,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 
 #include "base/error.h"
+#include "support.h"
 
 namespace oscar::tool {
 namespace {
@@ -21,6 +23,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kMaxOutputBytes = 1 << 20;
 constexpr int kCannotStart = 127;
+constexpr std::int64_t kPollMilliseconds = 100;
 
 void apply(const Environment& environment) {
   for (const auto& [name, value] : environment) {
@@ -69,10 +72,15 @@ ProcessResult run_process(const std::vector<std::string>& command, const Environ
   for (;;) {
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()).count();
-    pollfd ready{out[0], POLLIN, 0};
-    if (left <= 0 || ::poll(&ready, 1, static_cast<int>(left)) == 0) {
+    if (left <= 0 || stop_flag().load()) {
       ::kill(child, SIGKILL);
       break;
+    }
+    // Not for all the time left: a signal may have come just before. Without a byte to read it was
+    // a signal, or nothing.
+    pollfd ready{out[0], POLLIN, 0};
+    if (::poll(&ready, 1, static_cast<int>(std::min<std::int64_t>(left, kPollMilliseconds))) <= 0) {
+      continue;
     }
     char bytes[4096];
     const ssize_t count = ::read(out[0], bytes, sizeof bytes);
@@ -85,6 +93,7 @@ ProcessResult run_process(const std::vector<std::string>& command, const Environ
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
+  throw_if_stopped();
   result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   if (result.status == kCannotStart && result.output.empty()) cannot_start(command[0], ENOEXEC);
   return result;

@@ -15,7 +15,8 @@ struct ProcessResult {
   std::string output;  // of standard output and error together, at most 1 MiB
 };
 
-// Throws Error(kIo) when it cannot be started; kills it after `seconds`.
+// Throws Error(kIo) when it cannot be started; kills it after `seconds`. Where SIGINT or SIGTERM
+// asks this program to stop, kills it too and throws Error(kInterrupted).
 ProcessResult run_process(const std::vector<std::string>& command, const Environment& environment,
                           int seconds);
 

@@ -1,6 +1,7 @@
 #include "support.h"
 
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <string_view>
 #include <thread>
 
 #include "base/atomic_file.h"
@@ -31,19 +33,43 @@ std::string model_path;
 void on_signal(int) {
   if (!stop_requested.exchange(true)) return;
   remove_temporary_files();
+  constexpr std::string_view kMessage = "error: interrupted\n";
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kMessage.data(), kMessage.size());
   ::_exit(kInterruptedExit);
 }
+
+bool begins_character(char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }
 
 // Columns that UTF-8 text takes, near enough: its characters.
 std::size_t display_width(const std::string& text) {
   std::size_t width = 0;
-  for (const char c : text) width += (static_cast<unsigned char>(c) & 0xc0) != 0x80;
+  for (const char c : text) width += begins_character(c);
   return width;
+}
+
+// The characters of UTF-8 text that fit in.
+std::string cut_to_columns(const std::string& text, std::size_t num_columns) {
+  std::size_t width = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    width += begins_character(text[i]);
+    if (width > num_columns) return text.substr(0, i);
+  }
+  return text;
+}
+
+// Of the terminal that stderr is; 0 where it does not say.
+std::size_t terminal_columns() {
+  winsize size{};
+  return ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
 }  // namespace
 
 const std::atomic<bool>& stop_flag() { return stop_requested; }
+
+void throw_if_stopped() {
+  if (stop_requested.load()) throw Error(ErrorCode::kInterrupted, "interrupted");
+}
 
 void catch_signals() {
   struct sigaction action {};
@@ -137,7 +163,7 @@ std::string one_line(const std::string& text, std::size_t max_bytes) {
   line.erase(line.find_last_not_of(' ') + 1);
   if (line.size() <= max_bytes) return line;
   std::size_t cut = max_bytes;
-  while (cut > 0 && (static_cast<unsigned char>(line[cut]) & 0xc0) == 0x80) --cut;
+  while (cut > 0 && !begins_character(line[cut])) --cut;
   return line.substr(0, cut) + "…";
 }
 
@@ -199,9 +225,15 @@ void Progress::update(std::int64_t done, std::int64_t total) {
   shown_ = true;
   const double elapsed = std::chrono::duration<double>(now - start_).count();
   const double left = elapsed / static_cast<double>(done) * static_cast<double>(total - done);
-  std::fprintf(stderr, "\r\033[K%s: %lld of %lld, %d:%02d left", what_.c_str(),
-               static_cast<long long>(done), static_cast<long long>(total),
-               static_cast<int>(left) / 60, static_cast<int>(left) % 60);
+  std::string line = what_ + format(": %lld of %lld, %d:%02d left", static_cast<long long>(done),
+                                    static_cast<long long>(total), static_cast<int>(left) / 60,
+                                    static_cast<int>(left) % 60);
+  // A line that wraps could not be erased: "\r" goes back to the start of its last row. The last
+  // column stays free, as some terminals wrap there already.
+  if (const std::size_t columns = terminal_columns(); columns > 0) {
+    line = cut_to_columns(line, columns - 1);
+  }
+  std::fprintf(stderr, "\r\033[K%s", line.c_str());
 }
 
 void Progress::clear() {

@@ -21,6 +21,7 @@ using Json = nlohmann::ordered_json;
 
 // Set by SIGINT and SIGTERM.
 const std::atomic<bool>& stop_flag();
+void throw_if_stopped();  // Error(kInterrupted) once it is set
 void catch_signals();
 
 struct CommonOptions {
