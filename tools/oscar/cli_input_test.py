@@ -67,7 +67,7 @@ class Usage(CliTest):
         for option, value, command in (
             ("--ctx", "0512", ["eval", "ppl", "-m", "x", "-f", "y"]),
             ("--threads", "0x2", ["run", "-m", "x", "-p", "y"]),
-            ("--tokens", "+010", ["calibrate", "-m", "x", "-f", "y", "-o", "z"]),
+            ("--tokens", "+02000", ["calibrate", "-m", "x", "-f", "y", "-o", "z"]),
         ):
             text = f"{option}: {value} is no decimal number"
             self.refused(*command, f"{option}={value}", status=2, names=[text])
