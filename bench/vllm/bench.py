@@ -2,8 +2,9 @@
 
 Usage: bench.py --out FOLDER --job MODEL:CACHE:POINT,POINT,... [--job ...]
 
-MODEL: qwen3-8b or qwen3-4b, shapes only. CACHE: bf16, fp8, or oscar[=KV] with KV as OSCAR_KV takes
-it. POINT, with BATCH a number or `max`:
+MODEL: qwen3-8b or qwen3-4b, shapes only. CACHE: bf16, fp8, oscar[=METHOD] without an artefact, or
+oscar-plus[=OPTIONS] with one that is fitted to random rows first. POINT, with BATCH a number or
+`max`:
   CONTEXTxBATCH            decoding; the context is pretended to be cached (pretend.py), and every
                            request has pages of its own
   prefill:TOKENSxBATCH     prompts are computed: the time to the first token
@@ -98,23 +99,24 @@ class Bench:
         from vllm.config import KVTransferConfig
 
         self.out, self.tag = options.out, {"model": model, "cache": cache}
+        folder = model_folder(model, options.work)
         began = time.time()
         arguments: dict[str, object] = {}
         kind, _, kv = cache.partition("=")
-        if kind == "oscar":
+        if kind in ("oscar", "oscar-plus"):
             import oscar_kv.vllm.refusals as refusals
             from oscar_kv.vllm.plugin import registered_name
 
             refusals.HARMLESS_CONNECTORS.add("PretendedPrompts")
             pretend_copies()
-            os.environ["OSCAR_KV"] = kv or "quarot"
+            os.environ["OSCAR_KV"] = self._kv(kind, kv, options.work)
             arguments = {"attention_backend": registered_name(), "block_size": 64}
         elif kind == "fp8":
             arguments = {"kv_cache_dtype": "fp8"}
         elif kind != "bf16":
-            raise SystemExit(f"cache {cache} is unknown; known: bf16, fp8, oscar, oscar=KV")
+            raise SystemExit(f"cache {cache} is unknown; known: bf16, fp8, oscar, oscar-plus")
         self.llm = LLM(
-            model=model_folder(model, options.work),
+            model=folder,
             skip_tokenizer_init=True,
             load_format="dummy",
             dtype="bfloat16",
@@ -151,6 +153,17 @@ class Bench:
         )
         self.random = random.Random(0)
         self.base = self.ids(MAX_LENGTH)
+
+    def _kv(self, kind: str, options: str, work: pathlib.Path) -> str:
+        if kind == "oscar":
+            return options or "quarot"
+        from random_artefact import save_random_artefact
+
+        path = work / f"{self.tag['model']}.oscar.safetensors"
+        if not path.exists():
+            config = json.loads((work / self.tag["model"] / "config.json").read_text())
+            save_random_artefact(config, path)
+        return f"{path}:{options}" if options else str(path)
 
     @staticmethod
     def _about_oscar() -> dict[str, object]:

@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 /* Grows when a function or struct changes in a way that old callers notice. */
-#define OSCAR_CUDA_ABI_VERSION 1
+#define OSCAR_CUDA_ABI_VERSION 2
 
 OSCAR_API int oscar_cuda_abi_version(void);
 /* The reason for this thread's last failure; "" if there was none. Never NULL. */
@@ -90,9 +90,9 @@ typedef struct oscar_cuda_attend_args {
   uint16_t* out;           /* the same shape, BF16, rotated basis of the values */
   float* lse;              /* [num_seqs·num_queries][num_q_heads] natural log, or NULL */
   int64_t q_token_stride, out_token_stride; /* in elements */
-  /* Exact copies, with has_copies: BF16 rows, rotated, keys with their mean.
-   * [blocks][num_kv_heads][2: key, value][sink_tokens + ring_rows][head_dim]; token t is row t when
-   * among the sinks, else sink_tokens + t mod ring_rows. */
+  /* Exact copies, with has_copies: BF16 rows, rotated, keys with their mean or (raw_q) as they
+   * came. [blocks][num_kv_heads][2: key, value][sink_tokens + ring_rows][head_dim]; token t is row
+   * t when among the sinks, else sink_tokens + t mod ring_rows. */
   const uint16_t* copies;
   const int32_t* copy_blocks; /* [num_seqs] block of the sequence, −1: none */
   int32_t ring_rows;          /* at least recent_tokens + num_queries − 1 */
@@ -110,6 +110,10 @@ typedef struct oscar_cuda_attend_args {
   /* Of the inverse of the values' transform (oscar_cuda_transform_image), head sizes 64 and 128:
    * outputs in the raw basis. NULL: in the rotated one. */
   const void* out_image;
+  /* With copies of keys as they came (raw_key_copies): the queries before the transform, for exact
+   * keys; the shape of q, 16-byte aligned. NULL: copies of keys are in the basis of q. */
+  const uint16_t* raw_q;
+  int64_t raw_q_token_stride; /* in elements, a multiple of 8 */
 } oscar_cuda_attend_args;
 
 /* Once for a workspace (256-byte aligned): zeroes its counters. */
@@ -151,6 +155,9 @@ typedef struct oscar_cuda_encode_args {
   const int64_t* copy_slots;       /* [num_tokens] block·rows_per_block + row, −1: none */
   int32_t rows_per_block;
   int32_t* non_finite; /* [1] set to 1 when a row held NaN or Inf (stored as zeros), or NULL */
+  /* 1: copies of keys are the rows as they came, for attention with raw_q. Rotated, a large mean
+   * rounds in every channel: of keys 900 long logits are off by 0.3. */
+  int32_t raw_key_copies;
 } oscar_cuda_encode_args;
 
 OSCAR_API oscar_status oscar_cuda_encode(const oscar_cuda_encode_args* args, void* stream);

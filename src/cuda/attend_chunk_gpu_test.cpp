@@ -30,6 +30,7 @@ TEST_P(AttendChunkGpu, ChunkOverHistory) {
       spec.key_bits = seed % 3 == 0 ? 3 : 2;
       spec.has_mean = seed % 2 == 0;
       spec.mean_pairs = seed % 3 == 0 ? 11 : 8;
+      spec.has_raw_queries = seed % 4 < 2;
       spec.lengths = {num_queries, num_queries + 1, num_queries + 15, 64 * 3 + num_queries, 1000};
       spec.seed = ++seed;
       expect_right(spec);

@@ -174,6 +174,30 @@ TEST_P(AttendGpu, ManySequencesAndOneLong) {
   expect_right(spec);
 }
 
+// Exact keys as they came, which meet queries of their own.
+TEST_P(AttendGpu, CopiesOfKeysAsTheyCame) {
+  unsigned seed = 470;
+  for (const int head_dim : {64, 128, 256}) {
+    for (const int ratio : {1, 4, 8, 16}) {
+      for (const int num_queries : {1, 5}) {
+        CaseSpec spec;
+        spec.head_dim = head_dim;
+        spec.num_q_heads = 2 * ratio;
+        spec.num_queries = num_queries;
+        spec.codebook = seed % 3 == 0 ? Codebook::kTrellis : Codebook::kAffine;
+        spec.has_mean = seed % 2 == 0 && head_dim != 256;
+        spec.mean_pairs = 8;
+        spec.has_copies = spec.has_raw_queries = true;
+        spec.sink_tokens = 16;
+        spec.recent_tokens = 40;
+        spec.lengths = {30, 57, 64, 400, 2000};
+        spec.seed = ++seed;
+        expect_right(spec);
+      }
+    }
+  }
+}
+
 // Of the kernel that sums whole codes before their zero point; others have tests of their own.
 class HopperDecodeGpu : public AttendGpu {};
 
@@ -376,6 +400,9 @@ TEST_P(AttendGpu, RefusesBadParams) {
   params = random_case.params();
   params.num_q_heads = 6;
   EXPECT_NE(refusal(params, bytes).find("num_q_heads 6"), std::string::npos);
+  params = random_case.params();
+  params.raw_q = params.q;  // and no stride
+  EXPECT_NE(refusal(params, bytes).find("raw_q"), std::string::npos);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, AttendGpu, testing::every_attend_kernel(),

@@ -47,12 +47,17 @@ struct AttendParams {
 
   const bf16_t* q = nullptr;  // [num_seqs·num_queries][num_q_heads][head_dim] rotated basis, row
                               // stride q_token_stride
-  bf16_t* out = nullptr;      // the same shape, rotated basis of the values
+  // The same queries in the raw basis, for exact copies of keys as they came
+  // (EncodeParams::raw_key_copies); 16-byte aligned, stride raw_q_token_stride. Null: copies of
+  // keys are in the basis of q.
+  const bf16_t* raw_q = nullptr;
+  bf16_t* out = nullptr;  // as q, rotated basis of the values
   // Of the inverse of the values' transform (run_prepare_transform of encode.h), 16-byte aligned,
   // head sizes 64 and 128: outputs in the raw basis. Null: in the rotated one.
   const void* out_image = nullptr;
   float* lse = nullptr;  // [num_seqs·num_queries][num_q_heads] natural log, or null
-  std::int64_t q_token_stride = 0, out_token_stride = 0;  // in elements
+  // In elements.
+  std::int64_t q_token_stride = 0, raw_q_token_stride = 0, out_token_stride = 0;
 
   ExactCopies copies;
   std::int32_t sink_tokens = 0, recent_tokens = 0;

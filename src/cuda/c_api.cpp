@@ -101,10 +101,12 @@ AttendParams params_of(const AttendShape& shape, const oscar_cuda_attend_args& a
   p.block_table_stride = a.block_table_stride;
   p.seq_lens = a.seq_lens;
   p.q = a.q;
+  p.raw_q = a.raw_q;
   p.out = a.out;
   p.lse = a.lse;
   p.out_image = a.out_image;
   p.q_token_stride = a.q_token_stride;
+  p.raw_q_token_stride = a.raw_q_token_stride;
   p.out_token_stride = a.out_token_stride;
   if (shape.has_copies) p.copies = {a.copies, a.copy_blocks, shape.sink_tokens, a.ring_rows};
   p.sink_tokens = shape.sink_tokens;
@@ -237,6 +239,7 @@ oscar_status oscar_cuda_encode(const oscar_cuda_encode_args* args, void* stream)
     p.copies = a.copies;
     p.copy_slots = a.copy_slots;
     p.rows_per_block = a.rows_per_block;
+    p.raw_key_copies = a.raw_key_copies != 0;
     p.non_finite = a.non_finite;
     return result_of(oscar::cuda::run_encode(p, static_cast<cudaStream_t>(stream)));
   });

@@ -47,10 +47,12 @@ struct EncodeParams {
   std::int32_t num_pairs = 0;
   bool interleaved = false;  // channel 2f pairs with 2f + 1, else f with f + num_pairs
 
-  // Exact copies (ExactCopies): rotated rows as BF16, mean included.
+  // Exact copies (ExactCopies): rotated rows as BF16, mean included; of keys as they came where
+  // raw_key_copies is set, since rotation spreads the rounding of a large mean over all channels.
   bf16_t* copies = nullptr;  // [blocks][num_kv_heads][2][rows_per_block][head_dim], or null
   const std::int64_t* copy_slots = nullptr;  // [num_tokens] block·rows_per_block + row, −1: none
   std::int32_t rows_per_block = 0;
+  bool raw_key_copies = false;
 
   std::int32_t* non_finite =
       nullptr;  // [1] set to 1 when a row held NaN or Inf (stored as zeros); or null

@@ -384,6 +384,12 @@ std::string check_params(const AttendPlan& plan, const AttendParams& params,
       params.out_token_stride % 8 != 0) {
     return "q and out must be 16-byte aligned and their strides multiples of 8";
   }
+  if (params.raw_q != nullptr &&
+      (!is_aligned(params.raw_q, 16) || params.raw_q_token_stride % 8 != 0 ||
+       params.raw_q_token_stride < std::int64_t{head_dim} * params.num_q_heads)) {
+    return "raw_q must be 16-byte aligned, and its token stride a multiple of 8 and at least "
+           "num_q_heads·head_dim";
+  }
   if (params.q_token_stride < std::int64_t{head_dim} * params.num_q_heads ||
       params.out_token_stride < std::int64_t{head_dim} * params.num_q_heads) {
     return "q_token_stride and out_token_stride must be at least num_q_heads·head_dim";

@@ -25,7 +25,8 @@ from oscar_kv.serving.windows import Windows
 
 
 class CudaLayer:
-    """copies: BF16 [num_blocks, num_kv_heads, 2, rows_per_block, head_dim] rotated, or None.
+    """copies: BF16 [num_blocks, num_kv_heads, 2, rows_per_block, head_dim], or None: keys as they
+    came, values rotated.
 
     not_finite: int32 [1] that the device can write to, set when a row held NaN or Inf.
     """
@@ -152,6 +153,7 @@ class CudaLayer:
             args.copies = self._copies.data_ptr()
             args.copy_slots = step.copies.slots.data_ptr()
             args.rows_per_block = self._windows.rows_per_block
+            args.raw_key_copies = 1
         args.non_finite = self._not_finite.data_ptr()
         self._library("oscar_cuda_encode", ctypes.byref(args), current_stream())
 
@@ -173,15 +175,14 @@ class CudaLayer:
             row = torch.where(tokens < windows.sink_tokens, tokens, ring)
             block = step.rows[i].clamp(min=0)
             rows = self._copies[block].index_select(2, row)  # [heads, 2, tokens, head_dim]
-            rows = rows.permute(1, 2, 0, 3).contiguous()
-            raw = torch.empty_like(rows)
-            self._transform(rows[0], raw[0], self._key_back_image)
-            self._transform(rows[1], raw[1], self._output_image)
+            keys, rotated = rows.permute(1, 2, 0, 3).contiguous()
+            values = torch.empty_like(rotated)
+            self._transform(rotated, values, self._output_image)
             if self._value_mean is not None:
-                raw[1] = raw[1].float() + self._value_mean
+                values = (values.float() + self._value_mean).to(torch.bfloat16)
             sinks = step.copies.sinks[i] & (tokens < windows.sink_tokens)
             valid = (sinks | (tokens >= step.copies.exact_from[i])) & (step.rows[i] >= 0)
-            self._held[i] = (tokens, raw[0], raw[1], valid[:, None, None])
+            self._held[i] = (tokens, keys, values, valid[:, None, None])
 
     # ---- attention ----
 
@@ -253,6 +254,7 @@ class CudaLayer:
         if blocks is not None:
             args.copies, args.copy_blocks = self._copies.data_ptr(), blocks.data_ptr()
             args.ring_rows = self._windows.ring_tokens
+            args.raw_q, args.raw_q_token_stride = q.data_ptr(), q.stride(0)
         args.scale, args.soft_cap = scale, soft_cap
         self._library(
             "oscar_cuda_attend",

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from oscar_kv.errors import BY_STATUS, InternalError, UnsupportedError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 
 def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
@@ -55,7 +55,8 @@ class AttendArgs(Structure):
         *_fields(c_int32, "ring_rows", "overlap_previous"),
         *_fields(c_void_p, "mean_coefficients", "mean_tile", "mean_start", "learned_sinks"),
         *_fields(c_float, "scale", "soft_cap"),
-        ("out_image", c_void_p),
+        *_fields(c_void_p, "out_image", "raw_q"),
+        ("raw_q_token_stride", c_int64),
     ]
 
 
@@ -80,6 +81,7 @@ class EncodeArgs(Structure):
         *_fields(c_void_p, "copies", "copy_slots"),
         ("rows_per_block", c_int32),
         ("non_finite", c_void_p),
+        ("raw_key_copies", c_int32),
     ]
 
 

@@ -1,4 +1,5 @@
 #include "cuda/encode.h"
+#include "cuda/encode/copy_keys.h"
 #include "cuda/encode/fragments.h"
 #include "cuda/encode/kernel.cuh"
 
@@ -37,6 +38,8 @@ cudaError_t run_ordered(const EncodeParams& params, cudaStream_t stream) {
     if (side.rows == nullptr) continue;
     is_whole = is_whole && side.plane.head_dim == max_dim && side.plane.group_size == max_dim;
   }
+  const cudaError_t error = encode::run_copy_keys(params, stream);
+  if (error != cudaSuccess) return error;
   return max_dim == 64    ? launch<64>(params, is_whole, stream)
          : max_dim == 128 ? launch<128>(params, is_whole, stream)
                           : launch<256>(params, is_whole, stream);

@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kFragmentThreads<kSource>, 1)
   for (; tile < num_tiles; tile += step) {
     tokens_of(tile, tokens);
     std::int64_t copies[2];
-    copy_slots_of<2>(params, tokens, copies);
+    copy_slots_of<2>(params, job.side_index, tokens, copies);
     const bool has_copies = any_copy<2>(copies);
     raw.wait();
     RowFragments<kTiles, 2> v;
@@ -238,7 +238,10 @@ __global__ void __launch_bounds__(32 * kFewWarps, 1)
   RawRow<kHeadDim> raw;
   raw.load(tokens[0] < 0 ? nullptr : row_of(job, tokens[0]));
   std::int64_t copies[1];
-  copy_slots_of<1>(params, tokens, copies);
+  copy_slots_of<1>(params, side_index, tokens, copies);
+  if (copies_raw_keys(params, side_index) && warp == (kTransform ? kFewWarps - 1 : 0)) {
+    copy_raw_key<kHeadDim>(job, raw, tokens[0]);
+  }
   const bool has_copies = any_copy<1>(copies);
   const RowRules rules = rules_of(job, kSearch);
   const RankGuess guess = RankGuess::of(rules.clip_ratio, kHeadDim);

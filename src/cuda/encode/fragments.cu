@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "cuda/encode/copy_keys.h"
 #include "cuda/encode/fragment_kernel.cuh"
 #include "cuda/encode/fragments.h"
 #include "cuda/encode/launch_many.h"
@@ -42,6 +43,8 @@ cudaError_t launch(const EncodeParams& params, Coding coding, const Card& card,
     kernel<<<grid, 32 * kFewWarps, 0, stream>>>(params);
     return cudaGetLastError();
   }
+  const cudaError_t copied = run_copy_keys(params, stream);
+  if (copied != cudaSuccess) return copied;
   if (coding == Coding::kTrellis) return run_trellis(params, kHeadDim, kSource, card, stream);
   const int image_bytes = kSource == Source::kRotated
                               ? 0

@@ -341,7 +341,7 @@ __global__ void __launch_bounds__(kThreads, kMaxDim == 256 ? 2 : 4)
     __syncthreads();
     store_codes(job, tile);
   }
-  if (params.copies == nullptr) return;
+  if (params.copies == nullptr || (params.raw_key_copies && side_index == 0)) return;
   bool any_copy = false;
   for (int row = 0; row < job.num_tokens; ++row) {
     any_copy = any_copy || params.copy_slots[first + row] >= 0;

@@ -234,7 +234,7 @@ __global__ void __launch_bounds__((packed_threads<kHeadDim, kSource>(kThisCapabi
     if (params.copies != nullptr) {
       int tokens[2];
       tokens_of(tokens);
-      copy_slots_of<2>(params, tokens, copies);
+      copy_slots_of<2>(params, job.side_index, tokens, copies);
       has_copies = any_copy<2>(copies);
     }
     raw.wait();

@@ -1,7 +1,7 @@
 // Where a warp's rows go and what rules they follow, for the fragment kernels.
 #pragma once
 
-#include "cuda/encode/fragment_rows.cuh"
+#include "cuda/encode/copy_keys.cuh"
 #include "cuda/encode/row_store.cuh"
 
 namespace oscar::cuda::encode {
@@ -12,13 +12,15 @@ __device__ __forceinline__ TileJob job_of_block(const EncodeParams& params) {
   return {params, params.sides[side], static_cast<int>(blockIdx.y), side, 0, 0};
 }
 
+// Of rotated copies: keys that are copied as they came have none (copy_keys.cuh).
 template <int kHalves>
-__device__ __forceinline__ void copy_slots_of(const EncodeParams& params,
+__device__ __forceinline__ void copy_slots_of(const EncodeParams& params, int side_index,
                                               const int (&tokens)[kHalves],
                                               std::int64_t (&slots)[kHalves]) {
+  const bool has_none = params.copies == nullptr || copies_raw_keys(params, side_index);
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
-    slots[h] = params.copies == nullptr || tokens[h] < 0 ? -1 : params.copy_slots[tokens[h]];
+    slots[h] = has_none || tokens[h] < 0 ? -1 : params.copy_slots[tokens[h]];
   }
 }
 
@@ -28,18 +30,12 @@ template <int kHeadDim, int kHalves>
 __device__ __forceinline__ void copy_rows(const RowFragments<kHeadDim / 8, kHalves>& v,
                                           const TileJob& job,
                                           const std::int64_t (&slots)[kHalves]) {
-  const EncodeParams& p = job.params;
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
     if (slots[h] < 0) continue;
-    // 2^32 rows would not fit any card.
-    const auto slot = static_cast<uint32_t>(slots[h]);
-    const auto rows_per_block = static_cast<uint32_t>(p.rows_per_block);
-    const std::int64_t block = slot / rows_per_block, row = slot % rows_per_block;
-    const std::int64_t plane = (block * p.num_kv_heads + job.head) * 2 + job.side_index;
-    uint32_t* out =
-        reinterpret_cast<uint32_t*>(p.copies + (plane * p.rows_per_block + row) * kHeadDim) +
-        (threadIdx.x & 3);
+    uint32_t* out = reinterpret_cast<uint32_t*>(
+                        copy_at(job.params, slots[h], job.head, job.side_index, kHeadDim)) +
+                    (threadIdx.x & 3);
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; ++n) {
       const float x = v[n][2 * h], y = v[n][2 * h + 1];

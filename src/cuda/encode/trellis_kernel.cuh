@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kTrellisThreads, 1)
   for (; tile < num_tiles; tile += step) {
     tokens_of(tile, tokens);
     std::int64_t copies[2];
-    copy_slots_of<2>(params, tokens, copies);
+    copy_slots_of<2>(params, job.side_index, tokens, copies);
     const bool has_copies = any_copy<2>(copies);
     raw.wait();
     RowFragment<kTiles> half;

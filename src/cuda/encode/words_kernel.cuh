@@ -115,7 +115,7 @@ __device__ __forceinline__ void copy_tile(const EncodeParams& params, WordTile<k
     if (tokens[h] >= params.num_tokens) tokens[h] = -1;
   }
   std::int64_t copies[2];
-  copy_slots_of<2>(params, tokens, copies);
+  copy_slots_of<2>(params, job.side_index, tokens, copies);
   if (!any_copy<2>(copies)) return;
   RowFragments<kHeadDim / 8, 2> v;
 #pragma unroll

@@ -120,6 +120,14 @@ void RandomCase::fill() {
   p.out = out_.data();
   p.lse = lse_.data();
   p.q_token_stride = p.out_token_stride = std::int64_t{spec_.num_q_heads} * spec_.head_dim;
+  if (spec_.has_raw_queries) {
+    // Rows further apart, as queries beside keys and values are.
+    p.raw_q_token_stride = p.q_token_stride + 3 * spec_.head_dim;
+    raw_q_ = DeviceBuffer<bf16_t>(
+        normal_rows(rows / std::size_t(spec_.num_q_heads) * std::size_t(p.raw_q_token_stride),
+                    spec_.query_spread, random));
+    p.raw_q = raw_q_.data();
+  }
   if (spec_.has_sinks) {
     std::vector<float> sinks(std::size_t(spec_.num_q_heads));
     std::normal_distribution<float> normal(2.0f, 2.0f);

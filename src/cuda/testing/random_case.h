@@ -21,6 +21,7 @@ struct CaseSpec {
   std::optional<Codebook> value_codebook;  // where it is not that of the keys
   int group_size = 0;                      // 0: min(head_dim, 128)
   bool has_copies = false;
+  bool has_raw_queries = false;  // copies of keys are in another basis than q
   std::int32_t sink_tokens = 0, recent_tokens = 0, sliding_window = 0;
   float soft_cap = 0;
   bool has_sinks = false, has_mean = false;
@@ -57,7 +58,7 @@ class RandomCase {
   std::int64_t max_pages_ = 0, num_pages_ = 0;
   DeviceBuffer<std::uint8_t> pages_;
   DeviceBuffer<std::int32_t> table_, lengths_, copy_blocks_;
-  DeviceBuffer<bf16_t> q_, out_, copies_;
+  DeviceBuffer<bf16_t> q_, raw_q_, out_, copies_;
   DeviceBuffer<float> lse_, sinks_, coefficients_, tile_, start_;
 };
 

@@ -108,6 +108,10 @@ __global__ void reference_kernel(AttendParams params, double* logits, std::int64
       length - params.num_queries + static_cast<int>(token_row % params.num_queries);
   const int head_dim = params.key.head_dim;
   const bf16_t* q = params.q + token_row * params.q_token_stride + q_head * head_dim;
+  const bf16_t* exact_q =
+      params.raw_q == nullptr
+          ? q
+          : params.raw_q + token_row * params.raw_q_token_stride + q_head * head_dim;
   const Place place{params, seq, head, length};
   const WindowRules rules{params.num_queries, params.sink_tokens, params.recent_tokens,
                           params.sliding_window};
@@ -125,8 +129,8 @@ __global__ void reference_kernel(AttendParams params, double* logits, std::int64
       const bf16_t* k = exact ? place.exact(token, 0) : nullptr;
       for (int d = 0; d < head_dim; ++d) {
         logit +=
-            from_bf16(q[d]) *
-            (exact ? from_bf16(k[d]) : coded(place.run(token), params.key, token % kPageTokens, d));
+            exact ? from_bf16(exact_q[d]) * from_bf16(k[d])
+                  : from_bf16(q[d]) * coded(place.run(token), params.key, token % kPageTokens, d);
       }
       if (!exact && params.mean.coefficients != nullptr) logit += mean_logit(params, index, token);
       logit *= params.scale;

@@ -56,17 +56,27 @@ __device__ __forceinline__ Shared carve(const AttendParams& params, std::uint8_t
   return s;
 }
 
+// is_raw: the rows for exact keys that are as they came.
+template <int kRows>
+__device__ __noinline__ void load_query_rows(const AttendParams& params, const Rows& rows,
+                                                const Shared& s, bool is_raw) {
+  const bf16_t* q = is_raw ? params.raw_q : params.q;
+  const std::int64_t token_stride = is_raw ? params.raw_q_token_stride : params.q_token_stride;
+  const int head_dim = params.key.head_dim;
+  for (int i = threadIdx.x; i < kRows * head_dim; i += kThreads) {
+    const int row = i / head_dim, channel = i % head_dim;
+    s.q[row * s.tile.stride + channel] =
+        rows.is_valid(row)
+            ? q[rows.token(row) * token_stride + rows.q_head(row) * head_dim + channel]
+            : 0;
+  }
+}
+
 template <int kRows>
 __device__ __forceinline__ void load_queries(const AttendParams& params, const Rows& rows,
                                              const Shared& s) {
-  const int head_dim = params.key.head_dim, group = params.key.group_size;
-  for (int i = threadIdx.x; i < kRows * head_dim; i += kThreads) {
-    const int row = i / head_dim, channel = i % head_dim;
-    s.q[row * s.tile.stride + channel] = rows.is_valid(row)
-                                             ? params.q[rows.token(row) * params.q_token_stride +
-                                                        rows.q_head(row) * head_dim + channel]
-                                             : 0;
-  }
+  const int group = params.key.group_size;
+  load_query_rows<kRows>(params, rows, s, false);
   __syncthreads();
   const int groups = params.key.num_groups();
   for (int i = threadIdx.x; i < kRows * groups; i += kThreads) {
@@ -243,12 +253,15 @@ struct PageNeeds {
 template <int kMaxDim, int kRows>
 __device__ __forceinline__ void attend_page(RowState<kMaxDim>& state, const AttendParams& params,
                                             const Rows& rows, const Source& source, const Shared& s,
-                                            int page, bool is_coded) {
+                                            int page, bool is_coded, bool* holds_raw) {
   const WindowRules rules{params.num_queries, params.sink_tokens, params.recent_tokens,
                           params.sliding_window};
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const bool has_mean = is_coded && params.mean.coefficients != nullptr;
   __syncthreads();
+  if (params.raw_q != nullptr && *holds_raw == is_coded) {
+    load_query_rows<kRows>(params, rows, s, !is_coded);
+  }
   if (is_coded) {
     load_coded(source, page, s.tile);
     if (has_mean) fold_mean<kRows>(params, rows, page, s);
@@ -256,6 +269,7 @@ __device__ __forceinline__ void attend_page(RowState<kMaxDim>& state, const Atte
     load_exact(source, rules, page, s.tile);
   }
   __syncthreads();
+  if (threadIdx.x == 0) *holds_raw = !is_coded;
   const int first_row = kRows == kWarpRows ? 0 : warp * kWarpRows;
   const int begin = kRows == kWarpRows ? warp * kSlab : 0;
   const int end = kRows == kWarpRows ? begin + kSlab : kPageTokens;
@@ -388,14 +402,16 @@ __global__ void __launch_bounds__(kThreads, kMaxDim == 256 ? 1 : 2)
   const int num_pages = (source.length + kPageTokens - 1) / kPageTokens - first_page;
   const int chunk = (larger(0, num_pages) + params.num_splits - 1) / params.num_splits;
   const int end = smaller((split + 1) * chunk, num_pages);
+  __shared__ bool holds_raw;  // what s.q has; here, as registers are scarce
+  if (threadIdx.x == 0) holds_raw = false;
   for (int i = split * chunk; i < end; ++i) {
     const int page = first_page + i;
     const PageNeeds needs = PageNeeds::of(rules, source.copy_block >= 0, source.length, page);
     if (needs.coded) {
-      attend_page<kMaxDim, kRows>(state, params, rows, source, s, page, true);
+      attend_page<kMaxDim, kRows>(state, params, rows, source, s, page, true, &holds_raw);
     }
     if (needs.exact) {
-      attend_page<kMaxDim, kRows>(state, params, rows, source, s, page, false);
+      attend_page<kMaxDim, kRows>(state, params, rows, source, s, page, false, &holds_raw);
     }
   }
 

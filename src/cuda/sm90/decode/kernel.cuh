@@ -308,9 +308,18 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     }
     is_first = false;
     if constexpr (C::kMean) mean.load_coefficients(params, segment, thread);
+    // Asked for early: a block has more than one raw row a warp in few shapes.
+    if (params.raw_q != nullptr) first_row.load_raw(params, segment, warp, lane);
     __syncthreads();
     build_query_words<C>(query, thread);
     __syncthreads();
+    if (params.raw_q != nullptr) {
+      for (int row = warp; row < C::kRows; row += C::kWarps) {
+        if (row >= C::kWarps) first_row.load_raw(params, segment, row, lane);
+        first_row.put(query, row, lane);
+      }
+      __syncthreads();
+    }
 
     Consumer<C> consumer{params, query, block, ptx::shared_address(&block), mean, 0, 0};
     consumer.key_group_stride = C::groups(params.key) > 1 ? C::kMetadataBytes : 0;

@@ -1,5 +1,6 @@
 // Query rows of a block: BF16 rows for exact tokens, and 16-bit integers split into signed byte
-// pairs for the codes.
+// pairs for the codes. The BF16 rows are those that the integers are made of, until raw ones take
+// their place (AttendParams::raw_q).
 //
 // A key byte x holds codes c_p at weights 4^p. Masking x to its low p + 1 codes costs one operation
 // a word and gives M_p = Σ_{i≤p} c_i·4^i, so with B_p = Q_p − Q_{p+1} and Q_p = round(q·S/4^p): Σ_p
@@ -72,10 +73,27 @@ struct QueryRow {
 
   __device__ __forceinline__ void load(const AttendParams& params, const Segment& segment, int row,
                                        int lane) {
+    load_from(params.q, params.q_token_stride, params, segment, row, lane);
+  }
+  __device__ __forceinline__ void load_raw(const AttendParams& params, const Segment& segment,
+                                           int row, int lane) {
+    load_from(params.raw_q, params.raw_q_token_stride, params, segment, row, lane);
+  }
+  // Into a row of QueryStore.
+  __device__ __forceinline__ void put(const QueryStore<C>& store, int row, int lane) const {
+    uint32_t* words = reinterpret_cast<uint32_t*>(store.rows + row * C::kQueryRowBytes);
+#pragma unroll
+    for (int i = 0; i < C::kHeadDim / 64; ++i) words[i * 32 + lane] = pair[i];
+  }
+
+ private:
+  __device__ __forceinline__ void load_from(const bf16_t* q, std::int64_t token_stride,
+                                            const AttendParams& params, const Segment& segment,
+                                            int row, int lane) {
     const RowPlace place = RowPlace::of(params, segment, C::kRows, row);
     const bool is_row = place.is_valid && row < C::kRows;
-    const uint32_t* source = reinterpret_cast<const uint32_t*>(
-        params.q + place.token * params.q_token_stride + place.q_head * C::kHeadDim);
+    const uint32_t* source = reinterpret_cast<const uint32_t*>(q + place.token * token_stride +
+                                                               place.q_head * C::kHeadDim);
 #pragma unroll
     for (int i = 0; i < C::kHeadDim / 64; ++i) pair[i] = is_row ? source[i * 32 + lane] : 0u;
   }
@@ -86,12 +104,11 @@ struct QueryRow {
 template <class C>
 __device__ __forceinline__ void stage_query_row(const QueryStore<C>& store, int row,
                                                 const QueryRow<C>& q, float scale_log2, int lane) {
-  uint32_t* words = reinterpret_cast<uint32_t*>(store.rows + row * C::kQueryRowBytes);
   const uint32_t(&pair)[C::kHeadDim / 64] = q.pair;
+  q.put(store, row, lane);
   float largest = 1e-20f;
 #pragma unroll
   for (int i = 0; i < C::kHeadDim / 64; ++i) {
-    words[i * 32 + lane] = pair[i];
     largest = fmaxf(largest, fmaxf(fabsf(ptx::low_bf16(pair[i])), fabsf(ptx::high_bf16(pair[i]))));
   }
 #pragma unroll

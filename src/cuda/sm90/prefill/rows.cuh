@@ -71,8 +71,8 @@ struct PrefillTiles {
 
 // Queries in shared memory: float16 in the order and at the weights of the codes, times a power of
 // two so that the block's largest lies in [2^13, 2^14) (BF16 values are exact there, but for those
-// 2^−21 of the largest and less), and BF16 for exact tokens. Returns what a product with codes is
-// multiplied by. By the whole block; ends with a barrier.
+// 2^−21 of the largest and less), and BF16 for exact tokens, raw where such are given. Returns what
+// a product with codes is multiplied by. By the whole block; ends with a barrier.
 template <class C>
 __device__ __forceinline__ float stage_queries(const PrefillRows& rows, std::uint8_t* shared,
                                                int num_rows) {
@@ -119,6 +119,16 @@ __device__ __forceinline__ float stage_queries(const PrefillRows& rows, std::uin
     if (lane == 0) reinterpret_cast<float*>(shared + C::kQuerySums)[row] = sum * 0x1p-24f;
   }
   __syncthreads();
+  if (params.raw_q != nullptr) {
+    for (int i = thread; i < num_rows * kPieces; i += C::kThreads) {
+      const int row = i / kPieces, piece = i % kPieces;
+      *reinterpret_cast<uint4*>(shared + C::kExactQueries + row * C::kQueryRowBytes + 16 * piece) =
+          *reinterpret_cast<const uint4*>(params.raw_q +
+                                          rows.token(row) * params.raw_q_token_stride +
+                                          rows.q_head(row) * C::kHeadDim + 8 * piece);
+    }
+    __syncthreads();
+  }
   return 0x1p24f / factor;
 }
 
