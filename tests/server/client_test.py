@@ -19,10 +19,10 @@ from server_case import (
 )
 
 ROUNDS = 50 if FULL else 3
-REQUESTS = 500 if FULL else 160  # those included that warm up
+REQUESTS = 500 if FULL else 280  # those included that warm up
 SLOTS = 4
 SMALL_CONTEXT = 256
-WARM_REQUESTS = 250 if FULL else 120  # until slots and allocator have reached their size
+WARM_REQUESTS = 250 if FULL else 200  # until slots and allocator have reached their size: 160
 WORDS = """apple river candle tiger violin marble rocket garden window pepper silver anchor
     monkey bridge cotton desert engine forest guitar hammer island jacket kettle ladder
     magnet needle orange pencil rabbit saddle temple walnut yellow zipper butter castle""".split()
