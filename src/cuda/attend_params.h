@@ -9,9 +9,9 @@
 
 namespace oscar::cuda {
 
-// Exact rows of sinks and recent tokens, in the rotated basis, keys with their mean
-// (docs/adr/0010-cuda-layout.md). Token t of a sequence lies in row t when t < sink_rows, else in
-// row sink_rows + t % ring_rows.
+// Exact rows of sinks and recent tokens: values in the rotated basis, keys there with their mean
+// or, with AttendParams::raw_q, as they came (docs/adr/0010-cuda-layout.md). Token t of a sequence
+// lies in row t when t < sink_rows, else in row sink_rows + t % ring_rows.
 struct ExactCopies {
   const bf16_t* rows =
       nullptr;  // [blocks][num_kv_heads][2: key, value][sink_rows + ring_rows][head_dim]

@@ -59,7 +59,7 @@ __device__ __forceinline__ Shared carve(const AttendParams& params, std::uint8_t
 // is_raw: the rows for exact keys that are as they came.
 template <int kRows>
 __device__ __noinline__ void load_query_rows(const AttendParams& params, const Rows& rows,
-                                                const Shared& s, bool is_raw) {
+                                             const Shared& s, bool is_raw) {
   const bf16_t* q = is_raw ? params.raw_q : params.q;
   const std::int64_t token_stride = is_raw ? params.raw_q_token_stride : params.q_token_stride;
   const int head_dim = params.key.head_dim;
