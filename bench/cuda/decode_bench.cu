@@ -1,7 +1,8 @@
 // Decode attention against the read ceiling: layers rotated past the L2, windows of 64 + 256 exact
 // tokens included.
 //
-//   oscar_cuda_decode_bench [--json FILE] [--commit TEXT] [--quick] [--trellis] [--shape Q_HEADS,BATCH,CONTEXT
+//   oscar_cuda_decode_bench [--json FILE] [--commit TEXT] [--quick] [--trellis] [--shape
+//   Q_HEADS,BATCH,CONTEXT
 //   [--mean PAIRS] [--bits K,V] [--symmetric | --trellis] [--queries N] [--generic]]
 //
 // --trellis without a shape: the lines of trellis codes alone, beside those of symmetric ones.
@@ -301,13 +302,13 @@ void run_trellis(const cuda::DeviceInfo& device, Report& report) {
   const auto run_both = [&](const Shape& shape, int num_queries, int pairs) {
     const bool with_error = shape.batch == 1 && shape.context <= 32768;
     for (const Codebook codebook : {Codebook::kSymmetric, Codebook::kTrellis}) {
-      run_oscar({shape, codebook, true, num_queries, pairs}, device, with_error,
-                shape.batch == 32, report);
+      run_oscar({shape, codebook, true, num_queries, pairs}, device, with_error, shape.batch == 32,
+                report);
     }
   };
   for (const int num_q_heads : {32, 64}) {
-    for (const auto& [batch, context] : {std::pair{1, 30000}, std::pair{1, 100000},
-                                         std::pair{8, 100000}, std::pair{32, 100000}}) {
+    for (const auto& [batch, context] :
+         {std::pair{1, 30000}, std::pair{1, 100000}, std::pair{8, 100000}, std::pair{32, 100000}}) {
       run_both({num_q_heads, 8, 128, batch, context, 2, 2}, 1, 0);
     }
   }

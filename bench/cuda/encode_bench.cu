@@ -43,8 +43,7 @@ const char* name_of(Transform transform) {
 }
 
 std::string variant_name(Transform mode, Codebook codebook, ScaleFit fit) {
-  return std::string("encode ") + name_of(mode) +
-         " " + codebook_name(codebook) +
+  return std::string("encode ") + name_of(mode) + " " + codebook_name(codebook) +
          (fit == ScaleFit::kPlain ? "" : " unbiased");
 }
 

@@ -1,9 +1,9 @@
 // A block of threads takes a page of one head and side: the plane comes to shared memory as it is,
 // and a thread writes eight channels of a token at a time. Writes are 14 times what is read, so
 // where the codes lie in the plane does not matter.
-#include "cuda/dequantize.h"
-
 #include <cuda_bf16.h>
+
+#include "cuda/dequantize.h"
 
 namespace oscar::cuda {
 namespace {
@@ -12,8 +12,8 @@ constexpr int kThreads = 256;
 constexpr int kChannels = 8;  // of a thread at a time: 16 bytes
 
 __device__ __forceinline__ float bf16_at(const std::uint8_t* bytes) {
-  return __uint_as_float(static_cast<unsigned>(bytes[0]) << 16 |
-                         static_cast<unsigned>(bytes[1]) << 24);
+  return __uint_as_float(static_cast<unsigned>(bytes[0]) << 16 | static_cast<unsigned>(bytes[1])
+                                                                     << 24);
 }
 
 __device__ __forceinline__ int code_at(const DevicePlane& plane, const std::uint8_t* bytes,

@@ -15,8 +15,8 @@ __device__ __forceinline__ uint2 split_pair(float a, float b) {
 }
 
 // Two channels of a pair turned by an angle, given as cosine and sine: every product and sum as
-// written, so that all kernels agree. A mean is turned by its page's start (hi), then by its token's
-// place in the page (lo): tokens of a page share the first.
+// written, so that all kernels agree. A mean is turned by its page's start (hi), then by its
+// token's place in the page (lo): tokens of a page share the first.
 __device__ __forceinline__ float2 turned(float2 pair, float2 by) {
   return {__fmaf_rn(pair.x, by.x, -__fmul_rn(pair.y, by.y)),
           __fmaf_rn(pair.x, by.y, __fmul_rn(pair.y, by.x))};
@@ -75,8 +75,8 @@ struct RowMean {
     return row;
   }
 
-  // first: channels c to c + 2·kWords − 1 of the row, second: those kHeadDim / 2 on; c a multiple of
-  // 2·kWords and below kHeadDim / 2.
+  // first: channels c to c + 2·kWords − 1 of the row, second: those kHeadDim / 2 on; c a multiple
+  // of 2·kWords and below kHeadDim / 2.
   template <Kind kKind, int kWords>
   __device__ __forceinline__ void subtract(const uint32_t (&first)[kWords],
                                            const uint32_t (&second)[kWords], int c,
@@ -148,9 +148,9 @@ struct RowMean {
   }
 };
 
-// Means of kind kHalves for the sixteen tokens of a slab: the cosines and sines of the slab's places
-// in a page, in shared memory once a block, and the head's mean turned by a page's start, once a
-// tile. The same sums as RowMean.
+// Means of kind kHalves for the sixteen tokens of a slab: the cosines and sines of the slab's
+// places in a page, in shared memory once a block, and the head's mean turned by a page's start,
+// once a tile. The same sums as RowMean.
 template <int kHeadDim>
 struct SlabMeans {
   static constexpr int kPieces = kHeadDim / 4;  // of two pairs
@@ -215,13 +215,12 @@ struct SlabMeans {
 
  private:
   static __device__ __forceinline__ void store(uint32_t address, float4 v) {
-    ptx::store_shared_16(address, {__float_as_uint(v.x), __float_as_uint(v.y),
-                                   __float_as_uint(v.z), __float_as_uint(v.w)});
+    ptx::store_shared_16(address, {__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z),
+                                   __float_as_uint(v.w)});
   }
   static __device__ __forceinline__ float4 load(uint32_t address) {
     const uint4 v = ptx::load_shared_16(address);
-    return {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
-            __uint_as_float(v.w)};
+    return {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)};
   }
 };
 

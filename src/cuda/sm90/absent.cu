@@ -1,4 +1,5 @@
-// In place of the Hopper kernels, where they are not compiled (OSCAR_CUDA_ARCHITECTURES without 90).
+// In place of the Hopper kernels, where they are not compiled (OSCAR_CUDA_ARCHITECTURES without
+// 90).
 #include "cuda/attend.h"
 #include "cuda/sm90/encode/run_packed.h"
 

@@ -6,12 +6,12 @@ namespace {
 
 template <int kHeadDim, encode::Source kSource>
 cudaError_t launch(const EncodeParams& params, const encode::Card& card, cudaStream_t stream) {
-  return encode::launch_many(
-      encode::encode_packed_kernel<kHeadDim, kSource, GroupProduct>, params,
-      encode::kPackedThreads / 32, 4, encode::kPackedWarpBytes<kHeadDim, kSource>,
-      static_cast<int>(kTransformParts * transform_part_bytes(kHeadDim)) +
-          encode::kPackedTableBytes<kHeadDim, kSource>,
-      card, stream);
+  return encode::launch_many(encode::encode_packed_kernel<kHeadDim, kSource, GroupProduct>, params,
+                             encode::kPackedThreads / 32, 4,
+                             encode::kPackedWarpBytes<kHeadDim, kSource>,
+                             static_cast<int>(kTransformParts * transform_part_bytes(kHeadDim)) +
+                                 encode::kPackedTableBytes<kHeadDim, kSource>,
+                             card, stream);
 }
 
 }  // namespace

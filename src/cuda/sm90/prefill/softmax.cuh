@@ -103,7 +103,8 @@ struct ColumnScales {
 };
 __device__ __forceinline__ ColumnScales load_column_scales(uint32_t address) {
   const uint4 x = ptx::load_shared_16(address);
-  return {{__uint_as_float(x.x), __uint_as_float(x.z)}, {__uint_as_float(x.y), __uint_as_float(x.w)}};
+  return {{__uint_as_float(x.x), __uint_as_float(x.z)},
+          {__uint_as_float(x.y), __uint_as_float(x.w)}};
 }
 
 // Products with codes to logits in log2 units plus `offsets`. scales: shared address.
