@@ -140,8 +140,8 @@ const Plugin& Host::plugin() {
   return plugin_;
 }
 
-void Host::throw_if_stopped() const {
-  if (stopped()) throw Error(ErrorCode::kInterrupted, "interrupted");
+void throw_if_stopped(const std::atomic<bool>* stop) {
+  if (stop != nullptr && stop->load()) throw Error(ErrorCode::kInterrupted, "interrupted");
 }
 
 std::string Host::take_error() {

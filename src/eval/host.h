@@ -19,6 +19,9 @@ struct HostOptions {
   const std::atomic<bool>* stop = nullptr;
 };
 
+// Throws Error(kInterrupted) once it is set; null: never.
+void throw_if_stopped(const std::atomic<bool>* stop);
+
 // The functions of plugin_api.h, resolved.
 struct Plugin {
   ggml_backend_dev_t device = nullptr;
@@ -42,7 +45,7 @@ class Host {
   const Plugin& plugin();
 
   bool stopped() const { return options_.stop != nullptr && options_.stop->load(); }
-  void throw_if_stopped() const;
+  void throw_if_stopped() const { eval::throw_if_stopped(options_.stop); }
   const std::atomic<bool>* stop() const { return options_.stop; }
 
   // The first error line that llama.cpp logged since the last call, "" if none.

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "eval/ggml_layer.h"
+#include "eval/host.h"
 #include "kernels/kernels.h"
 
 namespace oscar::eval {
@@ -100,11 +101,6 @@ double error_of(const Contender& contender) {
   return std::sqrt(error / norm);
 }
 
-void throw_if_stopped(const KernelBenchOptions& options) {
-  if (options.stop == nullptr || !options.stop->load()) return;
-  throw Error(ErrorCode::kInterrupted, "interrupted");
-}
-
 template <typename Call>
 std::vector<KernelBenchRow> measure(const std::vector<KvChoice>& kvs,
                                     const KernelBenchOptions& options, bool attends, Call call) {
@@ -123,13 +119,13 @@ std::vector<KernelBenchRow> measure(const std::vector<KvChoice>& kvs,
     }
     std::vector<std::unique_ptr<Contender>> contenders;
     for (const KvChoice& kv : kvs) {
-      throw_if_stopped(options);
+      throw_if_stopped(options.stop);
       contenders.push_back(make_contender(kv, shape, options.num_threads));
       call(contenders.back().get());
     }
     for (int round = 0; round < options.rounds; ++round) {
       for (const auto& contender : contenders) {
-        throw_if_stopped(options);
+        throw_if_stopped(options.stop);
         flush();
         const std::optional<double> before = count_of(options.instructions);
         const TimingClock::time_point start = TimingClock::now();

@@ -67,9 +67,7 @@ std::size_t terminal_columns() {
 
 const std::atomic<bool>& stop_flag() { return stop_requested; }
 
-void throw_if_stopped() {
-  if (stop_requested.load()) throw Error(ErrorCode::kInterrupted, "interrupted");
-}
+void throw_if_stopped() { eval::throw_if_stopped(&stop_requested); }
 
 void catch_signals() {
   struct sigaction action {};
