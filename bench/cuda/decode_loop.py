@@ -18,7 +18,9 @@ predict, and the limit that free attention would set. Speedups are over the fast
 
 import ctypes
 import datetime
+import importlib.util
 import json
+import pathlib
 import statistics
 import sys
 
@@ -32,6 +34,18 @@ from bf16_caches import (
     stream_pointer,
 )
 
+
+def load_structs():
+    """The package's, from its file: the package itself needs liboscar, which is not built here."""
+    root = pathlib.Path(__file__).parents[2]
+    path = root / "python" / "oscar_kv" / "serving" / "cuda_structs.py"
+    spec = importlib.util.spec_from_file_location("cuda_structs", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+structs = load_structs()
 SINKS, RECENT = 64, 256
 MODELS = {
     "qwen3-8b": {"layers": 36, "hidden": 4096, "q_heads": 32, "kv_heads": 8, "ffn": 12288},
@@ -41,68 +55,6 @@ VOCABULARY = 151936
 SIZES = [(b, c) for b in (1, 8, 32) for c in (30000, 60000, 100000)]
 
 
-class Quant(ctypes.Structure):
-    _fields_ = tuple((n, ctypes.c_int32) for n in ("bits", "group_size", "affine", "scale_fit"))
-
-
-class Shape(ctypes.Structure):
-    _fields_ = (
-        [(n, ctypes.c_int32) for n in ("num_seqs", "num_queries", "num_q_heads")]
-        + [("num_kv_heads", ctypes.c_int32), ("head_dim", ctypes.c_int32)]
-        + [("key", Quant), ("value", Quant), ("max_seq_len", ctypes.c_int64)]
-        + [(n, ctypes.c_int32) for n in ("sink_tokens", "recent_tokens", "sliding_window")]
-        + [("has_copies", ctypes.c_int32), ("mean_pairs", ctypes.c_int32)]
-    )
-
-
-class PlanInfo(ctypes.Structure):
-    _fields_ = (
-        ("kernel", ctypes.c_char * 32),
-        ("reason", ctypes.c_char * 160),
-        ("workspace_bytes", ctypes.c_uint64),
-        ("key_plane_bytes", ctypes.c_int32),
-        ("value_plane_bytes", ctypes.c_int32),
-    )
-
-
-class AttendArgs(ctypes.Structure):
-    _fields_ = (
-        [("pages", ctypes.c_void_p)]
-        + [(n, ctypes.c_int64) for n in ("page_stride_bytes", "head_stride_bytes", "num_pages")]
-        + [("block_table", ctypes.c_void_p), ("block_table_stride", ctypes.c_int64)]
-        + [(n, ctypes.c_void_p) for n in ("seq_lens", "q", "out", "lse")]
-        + [("q_token_stride", ctypes.c_int64), ("out_token_stride", ctypes.c_int64)]
-        + [("copies", ctypes.c_void_p), ("copy_blocks", ctypes.c_void_p)]
-        + [("ring_rows", ctypes.c_int32), ("overlap_previous", ctypes.c_int32)]
-        + [(n, ctypes.c_void_p) for n in ("mean_coefficients", "mean_tile", "mean_start")]
-        + [("learned_sinks", ctypes.c_void_p)]
-        + [("scale", ctypes.c_float), ("soft_cap", ctypes.c_float)]
-        + [("out_image", ctypes.c_void_p)]
-    )
-
-
-class EncodeSide(ctypes.Structure):
-    _fields_ = (
-        [("rows", ctypes.c_void_p)]
-        + [("token_stride", ctypes.c_int64), ("head_stride", ctypes.c_int64)]
-        + [(n, ctypes.c_void_p) for n in ("transform", "transform_image", "mean", "clip_ratio")]
-        + [("quant", Quant)]
-    )
-
-
-class EncodeArgs(ctypes.Structure):
-    _fields_ = (
-        [("key", EncodeSide), ("value", EncodeSide), ("num_tokens", ctypes.c_int64)]
-        + [("num_kv_heads", ctypes.c_int32), ("head_dim", ctypes.c_int32)]
-        + [("pages", ctypes.c_void_p)]
-        + [("page_stride_bytes", ctypes.c_int64), ("head_stride_bytes", ctypes.c_int64)]
-        + [(n, ctypes.c_void_p) for n in ("slots", "positions", "mean_tile", "mean_start")]
-        + [("mean_pairs", ctypes.c_int32), ("interleaved", ctypes.c_int32)]
-        + [("copies", ctypes.c_void_p), ("copy_slots", ctypes.c_void_p)]
-        + [("rows_per_block", ctypes.c_int32), ("non_finite", ctypes.c_void_p)]
-    )
-
-
 class Library:
     """Calls that raise with the library's own sentence."""
 
@@ -110,6 +62,9 @@ class Library:
         self.dll = ctypes.CDLL(path)
         self.dll.oscar_cuda_last_error.restype = ctypes.c_char_p
         self.dll.oscar_cuda_transform_image_bytes.restype = ctypes.c_uint64
+        version = self.dll.oscar_cuda_abi_version()
+        if version != structs.ABI_VERSION:
+            raise RuntimeError(f"{path} has ABI version {version}; right: {structs.ABI_VERSION}")
 
     def __call__(self, name, *args):
         if getattr(self.dll, name)(*args) != 0:
@@ -122,10 +77,10 @@ class OscarCache:
     def __init__(self, library, model, batch, context):
         self.library, self.model, self.batch = library, model, batch
         heads = model["kv_heads"]
-        quant = Quant(2, HEAD_DIM, 1, 0)
-        shape = Shape(batch, 1, model["q_heads"], heads, HEAD_DIM, quant, quant, context)
+        quant = structs.Quant(2, HEAD_DIM, 1, 0)
+        shape = structs.Shape(batch, 1, model["q_heads"], heads, HEAD_DIM, quant, quant, context)
         shape.sink_tokens, shape.recent_tokens, shape.has_copies = SINKS, RECENT, 1
-        self.plan, info = ctypes.c_void_p(), PlanInfo()
+        self.plan, info = ctypes.c_void_p(), structs.PlanInfo()
         library("oscar_cuda_plan_create", ctypes.byref(shape), 0, ctypes.byref(self.plan))
         library("oscar_cuda_plan_describe", self.plan, ctypes.byref(info))
         self.kernel = info.kernel.decode()
@@ -197,12 +152,12 @@ class OscarCache:
             HEAD_DIM,
             stream_pointer(),
         )
-        encode = EncodeArgs()
+        encode = structs.EncodeArgs()
         for side, first in ((encode.key, q_width), (encode.value, q_width + heads * HEAD_DIM)):
             side.rows = qkv.data_ptr() + 2 * first
             side.token_stride, side.head_stride = width, HEAD_DIM
             side.clip_ratio = self.clip.data_ptr()
-            side.quant = Quant(2, HEAD_DIM, 1, 0)
+            side.quant = structs.Quant(2, HEAD_DIM, 1, 0)
         encode.key.transform_image = self.images[0].data_ptr()
         encode.value.transform_image = self.images[1].data_ptr()
         encode.num_tokens, encode.num_kv_heads, encode.head_dim = self.batch, heads, HEAD_DIM
@@ -214,7 +169,7 @@ class OscarCache:
         encode.copy_slots = self.copy_slots.data_ptr()
         encode.rows_per_block = SINKS + RECENT
         self.library("oscar_cuda_encode", ctypes.byref(encode), stream_pointer())
-        args = AttendArgs()
+        args = structs.AttendArgs()
         args.pages = encode.pages
         args.page_stride_bytes = encode.page_stride_bytes
         args.head_stride_bytes = encode.head_stride_bytes

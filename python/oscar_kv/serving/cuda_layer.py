@@ -14,12 +14,8 @@ from torch import Tensor
 
 from oscar_kv.codec import PAGE_TOKENS, Codec
 from oscar_kv.errors import UnsupportedError
-from oscar_kv.serving.cuda_library import (
-    AttendArgs,
-    DequantizeArgs,
-    EncodeArgs,
-)
 from oscar_kv.serving.cuda_plans import CudaStep, Plans, Prefill, current_stream
+from oscar_kv.serving.cuda_structs import AttendArgs, DequantizeArgs, EncodeArgs
 from oscar_kv.serving.key_mean import KeyMean
 from oscar_kv.serving.windows import Windows
 
@@ -290,8 +286,13 @@ class CudaLayer:
         room.values[first:length] = values
         room.dense(q, room.keys[:length], room.values[:length], scale, out)
 
-    def dequantize(self, block_table: Tensor, num_tokens: int, pages: Tensor) -> None:
-        """What the first tokens' codes stand for, raw, into the keys and values of the prefill."""
+    def dequantize(
+        self, block_table: Tensor, num_tokens: int, pages: Tensor, *, means: bool = True
+    ) -> None:
+        """What the first tokens' codes stand for, raw, into the keys and values of the prefill.
+
+        means: with the means, rounded to BF16 together; else what is left without them.
+        """
         room, args = self._prefill, DequantizeArgs()
         args.pages, args.block_table = pages.data_ptr(), block_table.data_ptr()
         args.page_stride_bytes, args.head_stride_bytes = self._page_bytes, self._run_bytes
@@ -310,9 +311,9 @@ class CudaLayer:
                 strict=True,
             ):
                 self._transform(rows[: end - begin], to[begin:end], image)
-            if self._mean is not None:
+            if means and self._mean is not None:
                 self._mean.add_to(room.keys[begin:end], begin)
-            if self._value_mean is not None:
+            if means and self._value_mean is not None:
                 part = room.values[begin:end]
                 part.copy_(part.float() + self._value_mean)
 

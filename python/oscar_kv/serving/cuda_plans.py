@@ -12,7 +12,8 @@ from oscar_kv.artefact import ModelShape
 from oscar_kv.codec import Codec, Side
 from oscar_kv.errors import UnsupportedError
 from oscar_kv.serving.copies import Copies
-from oscar_kv.serving.cuda_library import CudaLibrary, Quant, Shape
+from oscar_kv.serving.cuda_library import CudaLibrary
+from oscar_kv.serving.cuda_structs import Quant, Shape
 from oscar_kv.serving.mean_pairs import common_pairs
 from oscar_kv.serving.windows import Windows
 

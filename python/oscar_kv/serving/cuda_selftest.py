@@ -21,10 +21,10 @@ TOLERANCE = 2.0**-6
 CODES_TOLERANCE = 2.0**-4
 
 
-def _mean_rows(side: Side, positions: np.ndarray) -> torch.Tensor:
-    """Mean of each token, [T, H, d] BF16; zeros [1, 1, 1] where there is none."""
+def _mean_rows(side: Side, positions: np.ndarray) -> np.ndarray:
+    """Mean of each token, float64 [T, H, d]; zeros [1, 1, 1] where there is none."""
     if side.mean is None:
-        return torch.zeros(1, 1, 1, dtype=torch.bfloat16, device="cuda")
+        return np.zeros((1, 1, 1))
     rows = np.repeat(side.mean[None].astype(np.float64), len(positions), 0)
     if side.rope is not None:
         first, second = channels_of(side.rope)
@@ -32,7 +32,7 @@ def _mean_rows(side: Side, positions: np.ndarray) -> torch.Tensor:
         cos, sin = (f(angles)[:, None] * side.rope.magnitude for f in (np.cos, np.sin))
         a, b = rows[..., first].copy(), rows[..., second].copy()
         rows[..., first], rows[..., second] = a * cos - b * sin, a * sin + b * cos
-    return torch.from_numpy(rows).bfloat16().cuda()
+    return rows
 
 
 def _about_mean(values: np.ndarray, side: Side) -> np.ndarray:
@@ -67,8 +67,11 @@ def check_cuda_layer(
     keys, values, q = rows(shape.num_kv_heads), rows(shape.num_kv_heads), rows(shape.num_q_heads)
     positions = np.arange(NUM_TOKENS, dtype=np.int32)
     # Keys and values about their means, as a model's are: the codes of a zero row are the mean.
-    keys = keys + _mean_rows(codec.key_side(), positions)
-    values = values + _mean_rows(codec.value_side(), positions)
+    means = [_mean_rows(side, positions) for side in (codec.key_side(), codec.value_side())]
+    keys, values = (
+        x + torch.from_numpy(mean).bfloat16().cuda()
+        for x, mean in zip((keys, values), means, strict=True)
+    )
     num_pages = -(-NUM_TOKENS // PAGE_TOKENS)
     table = torch.from_numpy(random.permutation(num_pages + 2)[None, :num_pages].astype(np.int32))
     slots = table[0].long()[positions // PAGE_TOKENS] * PAGE_TOKENS + torch.from_numpy(
@@ -99,8 +102,15 @@ def check_cuda_layer(
         tested.write(*arguments)
         tested.attend(q[begin:end], *arguments, out[begin:end], scale=scale)
 
-    tested.dequantize(table[0], NUM_TOKENS, pages)
-    coded = [x[:NUM_TOKENS].float().cpu().numpy() for x in (prefill.keys, prefill.values)]
+    def rows_of_codes(*, with_means: bool) -> list[np.ndarray]:
+        tested.dequantize(table[0], NUM_TOKENS, pages, means=with_means)
+        return [x[:NUM_TOKENS].double().cpu().numpy() for x in (prefill.keys, prefill.values)]
+
+    # A prompt attends to rows in BF16; decoding takes the means apart, and those of keys may be
+    # large: rounded into rows they would be off by more than all else.
+    rounded = rows_of_codes(with_means=True)
+    rests = rows_of_codes(with_means=False)
+    coded = [rest + mean for rest, mean in zip(rests, means, strict=True)]
     exact = [x.float().cpu().numpy() for x in (keys, values)]
     by_cpu = [
         codec.decode_keys(codec.encode_keys(exact[0], positions), positions),
@@ -115,14 +125,14 @@ def check_cuda_layer(
             )
     worst = 0.0
     # A token of the first chunk attends to rows as they came; later ones to codes and copies.
-    for token, first_exact in (
-        (CHUNK - 1, 0),
-        (CHUNK, CHUNK - windows.recent_tokens + 1),
-        (NUM_TOKENS - 2, CHUNK - windows.recent_tokens + 1),
-        (NUM_TOKENS - 1, NUM_TOKENS - windows.recent_tokens),
+    for token, first_exact, others in (
+        (CHUNK - 1, 0, rounded),
+        (CHUNK, CHUNK - windows.recent_tokens + 1, rounded),
+        (NUM_TOKENS - 2, CHUNK - windows.recent_tokens + 1, rounded),
+        (NUM_TOKENS - 1, NUM_TOKENS - windows.recent_tokens, coded),
     ):
         kept = ((positions < windows.sink_tokens) | (positions >= first_exact))[:, None, None]
-        k, v = (np.where(kept, x, y)[: token + 1] for x, y in zip(exact, coded, strict=True))
+        k, v = (np.where(kept, x, y)[: token + 1] for x, y in zip(exact, others, strict=True))
         query = q[token : token + 1].float().cpu().numpy()
         truth = dense(query, k, v, scale, token)[0]
         got = out[token].float().cpu().numpy()
