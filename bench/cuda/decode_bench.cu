@@ -392,7 +392,7 @@ int run(int argc, char** argv) {
       }
     }
     for (const auto& [batch, context] : {std::pair{8, 100000}, std::pair{32, 100000}}) {
-      for (const int pairs : {8, 16, 32}) {
+      for (const int pairs : {8, 16, 32, 64}) {
         run_oscar({{32, 8, 128, batch, context, 2, 2, true}, Codebook::kSymmetric, true, 1, pairs},
                   device, batch == 8, false, report);
       }

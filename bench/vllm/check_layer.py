@@ -20,7 +20,6 @@ from oscar_kv.serving.cuda_layer import CudaLayer, CudaStep, Plans, Prefill
 from oscar_kv.serving.cuda_library import CudaLibrary
 from oscar_kv.serving.cuda_selftest import check_cuda_layer
 from oscar_kv.serving.decode_book import decode_step
-from oscar_kv.serving.mean_pairs import FAST_PAIRS
 from oscar_kv.serving.not_finite import NotFinite
 from oscar_kv.serving.windows import Windows
 
@@ -49,7 +48,7 @@ class Decoding:
         kv: str = "quarot",
         shape: ModelShape = SHAPE,
     ) -> None:
-        served = open_method(kv, "qwen3", shape, most_mean_pairs=FAST_PAIRS)
+        served = open_method(kv, "qwen3", shape)
         windows, codec = Windows.of(64, 256), served.codec(0, length + 99)
         plans = Plans(library, [codec], windows, 0)
         heads, head_dim = shape.num_kv_heads, shape.head_dim_k
@@ -302,7 +301,7 @@ def main() -> None:
             path = f"{folder}/means.oscar.safetensors"
             artefact_with_means(shape).save(path)
             for kv in (*METHODS, path, f"{path}:trellis"):
-                served = open_method(kv, "qwen3", shape, most_mean_pairs=FAST_PAIRS)
+                served = open_method(kv, "qwen3", shape)
                 torch.set_default_dtype(torch.bfloat16)  # as while an engine loads a model
                 error = check_cuda_layer(served, library, prefill)
                 torch.set_default_dtype(torch.float32)

@@ -31,7 +31,7 @@ struct MeanTerm {
       nullptr;  // [max_pages][num_pairs][2] cos, sin of w_f·64·page, 16-byte aligned
   std::int32_t num_pairs = 0;  // ≤ head_dim / 2
 };
-inline constexpr int kHopperMeanPairs = 32;  // most pairs of the Hopper kernel
+inline constexpr int kHopperPrefillMeanPairs = 32;  // most pairs of the Hopper prefill kernel
 
 struct AttendParams {
   const std::uint8_t* pages =

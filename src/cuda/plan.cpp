@@ -148,9 +148,9 @@ std::string prefill_refusal(const AttendShape& shape, const DeviceInfo& device) 
   if (key.group_size != head_dim || value.group_size != head_dim) {
     return "groups smaller than the head";
   }
-  if (shape.has_mean && shape.mean_pairs > kHopperMeanPairs) {
+  if (shape.has_mean && shape.mean_pairs > kHopperPrefillMeanPairs) {
     return "a key mean of " + text(shape.mean_pairs) + " pairs has more than " +
-           text(kHopperMeanPairs);
+           text(kHopperPrefillMeanPairs);
   }
   return "";
 }
@@ -185,10 +185,6 @@ std::string hopper_refusal(const AttendShape& shape, const DeviceInfo& device) {
   if (shape.has_mean && !has_mean_kernel) {
     return "no Hopper kernel with the key mean for head size " + text(head_dim) + ", " +
            codes_text(shape);
-  }
-  if (shape.has_mean && shape.mean_pairs > kHopperMeanPairs) {
-    return "a key mean of " + text(shape.mean_pairs) + " pairs has more than " +
-           text(kHopperMeanPairs);
   }
   if (shape.has_mean && shape.mean_pairs % 2 != 0) {
     return "a key mean of " + text(shape.mean_pairs) + " pairs: an odd number of them";

@@ -61,14 +61,18 @@ TEST(AttendPlan, SaysWhyTheFastKernelDoesNotServe) {
   EXPECT_THROW(plan_attend(shape, kH200, AttendKernel::kHopperDecode), Error);
 }
 
-TEST(AttendPlan, TakesFewPairsOfTheKeyMeanFast) {
+TEST(AttendPlan, TakesEvenNumbersOfPairsOfTheKeyMeanFast) {
   AttendShape shape = decode_shape(8, 1000);
   shape.has_mean = true;
   shape.mean_pairs = 16;
   EXPECT_EQ(plan_attend(shape, kH200).kernel, AttendKernel::kHopperDecode);
   shape.mean_pairs = 64;
+  EXPECT_EQ(plan_attend(shape, kH200).kernel, AttendKernel::kHopperDecode);
+  EXPECT_EQ(plan_attend(shape, kH200).reason, "");
+  shape.num_queries = 512;
   EXPECT_EQ(plan_attend(shape, kH200).kernel, AttendKernel::kGeneric);
   EXPECT_NE(plan_attend(shape, kH200).reason.find("64 pairs"), std::string::npos);
+  shape.num_queries = 1;
   shape.mean_pairs = 7;
   EXPECT_NE(plan_attend(shape, kH200).reason.find("7 pairs"), std::string::npos);
   shape.mean_pairs = 65;

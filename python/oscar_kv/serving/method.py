@@ -106,7 +106,7 @@ def open_method(
 
     kv: FILE or METHOD with options, as the command line's --kv; None or "": data-free, with a
     warning, or refused when strict. shape: the whole model's. rope_pairing: of the engine, where it
-    is known. most_mean_pairs: of the keys' mean, as the device's kernels take; None: any.
+    is known. most_mean_pairs: of the keys' mean, that attention puts back; None: all.
     """
     warnings = []
     if not kv:
@@ -145,8 +145,8 @@ def open_method(
             served, kept = limit_mean(artefact, most_mean_pairs)
             if kept < 0.99:
                 warnings.append(
-                    f"{path}: the {most_mean_pairs} pairs of a layer's key mean that this device "
-                    f"takes hold {kept:.1%} of it; the rest is coded with the keys"
+                    f"{path}: mean_pairs {most_mean_pairs} keeps {kept:.1%} of a layer's key mean "
+                    "apart; the rest is coded with the keys, which costs quality"
                 )
         if ranks > 1:
             served = slice_artefact(served, heads, local.num_q_heads)

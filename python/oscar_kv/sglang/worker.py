@@ -10,7 +10,6 @@ from oscar_kv.codec import PAGE_TOKENS
 from oscar_kv.errors import InternalError, UnsupportedError
 from oscar_kv.serving import Books, RowBlocks, ServedMethod, open_method
 from oscar_kv.serving.cpu_layer import make_cpu_layers
-from oscar_kv.serving.mean_pairs import FAST_PAIRS
 from oscar_kv.serving.not_finite import NotFinite
 from oscar_kv.serving.selftest import check_cpu_layer
 from oscar_kv.serving.windows import Windows
@@ -58,7 +57,7 @@ class Worker:
             rank=rank,
             ranks=ranks,
             strict=chosen.strict,
-            most_mean_pairs=None if self.device.type == "cpu" else FAST_PAIRS,
+            most_mean_pairs=chosen.mean_pairs,
         )
         for warning in self.served.warnings:
             logger.warning("oscar-kv: %s", warning)

@@ -16,17 +16,19 @@ class Settings:
 
     strict: refuse to start without an artefact. copy_blocks: requests that can have exact copies at
     the same time; None: as many as vLLM runs. recompute: the last tokens of a prompt are computed
-    though they are cached, as many as are kept exactly.
+    though they are cached, as many as are kept exactly. mean_pairs: frequency pairs of the keys'
+    mean that attention puts back, those with most of it; fewer are faster and worse; None: all.
     """
 
     kv: str = ""
     strict: bool = False
     copy_blocks: int | None = None
     recompute: bool = True
+    mean_pairs: int | None = None
 
 
 def read(additional_config: Any, environment: Mapping[str, str] | None = None) -> Settings:
-    """additional_config wins over OSCAR_KV, _STRICT, _COPY_BLOCKS and _RECOMPUTE."""
+    """additional_config wins over OSCAR_KV, _STRICT, _COPY_BLOCKS, _RECOMPUTE and _MEAN_PAIRS."""
     if environment is None:
         environment = os.environ
     given: dict[str, Any] = {}
@@ -34,8 +36,10 @@ def read(additional_config: Any, environment: Mapping[str, str] | None = None) -
         given["kv"] = environment["OSCAR_KV"]
     if "OSCAR_STRICT" in environment:
         given["strict"] = _switch("OSCAR_STRICT", environment["OSCAR_STRICT"])
-    if "OSCAR_COPY_BLOCKS" in environment:
-        given["copy_blocks"] = _number("OSCAR_COPY_BLOCKS", environment["OSCAR_COPY_BLOCKS"])
+    for name in ("copy_blocks", "mean_pairs"):
+        variable = f"OSCAR_{name.upper()}"
+        if variable in environment:
+            given[name] = _number(variable, environment[variable])
     if "OSCAR_RECOMPUTE" in environment:
         given["recompute"] = _switch("OSCAR_RECOMPUTE", environment["OSCAR_RECOMPUTE"])
     section = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
@@ -55,9 +59,10 @@ def read(additional_config: Any, environment: Mapping[str, str] | None = None) -
         value = getattr(settings, name)
         if not isinstance(value, bool):
             raise InvalidArgumentError(f"{KEY}.{name} is {value!r}; right: true or false")
-    blocks = settings.copy_blocks
-    if blocks is not None and (not isinstance(blocks, int) or blocks < 1):
-        raise InvalidArgumentError(f"{KEY}.copy_blocks is {blocks!r}; right: at least 1")
+    for name in ("copy_blocks", "mean_pairs"):
+        value = getattr(settings, name)
+        if value is not None and (type(value) is not int or value < 1):
+            raise InvalidArgumentError(f"{KEY}.{name} is {value!r}; right: at least 1")
     return settings
 
 

@@ -9,7 +9,6 @@ from oscar_kv.artefact import ModelShape
 from oscar_kv.errors import UnsupportedError
 from oscar_kv.serving import Books, ServedMethod, open_method
 from oscar_kv.serving.cpu_layer import make_cpu_layers
-from oscar_kv.serving.mean_pairs import FAST_PAIRS
 from oscar_kv.serving.not_finite import NotFinite
 from oscar_kv.serving.selftest import check_cpu_layer
 from oscar_kv.serving.windows import Windows
@@ -54,7 +53,7 @@ class Worker:
             rank=parallel.rank % parallel.tensor_parallel_size,
             ranks=parallel.tensor_parallel_size,
             strict=self.settings.strict,
-            most_mean_pairs=None if self.device.type == "cpu" else FAST_PAIRS,
+            most_mean_pairs=self.settings.mean_pairs,
         )
         for warning in self.served.warnings:
             logger.warning("oscar-kv: %s", warning)

@@ -16,13 +16,14 @@ def test_settings_come_from_the_environment():
     given = {"OSCAR_KV": "quarot:k3v2", "OSCAR_STRICT": "1", "OSCAR_COPY_BLOCKS": "4"}
     assert settings.read(given) == settings.Settings("quarot:k3v2", True, 4)
     assert settings.read({}) == settings.Settings()
+    assert settings.read({"OSCAR_MEAN_PAIRS": "16"}).mean_pairs == 16
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         *(("OSCAR_STRICT", "yes"), ("OSCAR_COPY_BLOCKS", "many"), ("OSCAR_COPY_BLOCKS", "0")),
-        ("OSCAR_COPY_BLOCKS", "-1"),
+        *(("OSCAR_COPY_BLOCKS", "-1"), ("OSCAR_MEAN_PAIRS", "0"), ("OSCAR_MEAN_PAIRS", "few")),
     ],
 )
 def test_bad_settings_are_named(name, value):

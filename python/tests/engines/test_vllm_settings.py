@@ -18,6 +18,8 @@ def test_settings_come_from_the_environment_and_the_configuration_wins():
     assert settings.Settings().recompute
     assert not settings.read({}, {"OSCAR_RECOMPUTE": "0"}).recompute
     assert settings.read({"oscar": {"recompute": True}}, {"OSCAR_RECOMPUTE": "0"}).recompute
+    assert settings.Settings().mean_pairs is None
+    assert settings.read({}, {"OSCAR_MEAN_PAIRS": "16"}).mean_pairs == 16
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,9 @@ def test_settings_come_from_the_environment_and_the_configuration_wins():
         ({"oscar": {"recompute": 1}}, {}, "recompute is 1"),
         ({}, {"OSCAR_RECOMPUTE": "2"}, "OSCAR_RECOMPUTE is '2'"),
         ({}, {"OSCAR_COPY_BLOCKS": "many"}, "OSCAR_COPY_BLOCKS is 'many'"),
+        ({"oscar": {"mean_pairs": True}}, {}, "mean_pairs is True"),
+        ({}, {"OSCAR_MEAN_PAIRS": "0"}, "mean_pairs is 0"),
+        ({}, {"OSCAR_MEAN_PAIRS": "few"}, "OSCAR_MEAN_PAIRS is 'few'"),
     ],
 )
 def test_bad_settings_are_named(config, environment, message):

@@ -74,7 +74,7 @@ class AttendFixture : public ::testing::TestWithParam<AttendKernel> {
   bool serves(const CaseSpec& spec) const {
     return GetParam() != AttendKernel::kHopperPrefill ||
            (spec.head_dim <= 128 && spec.group_size == 0 &&
-            (!spec.has_mean || spec.num_mean_pairs() <= kHopperMeanPairs));
+            (!spec.has_mean || spec.num_mean_pairs() <= kHopperPrefillMeanPairs));
   }
   void expect_right(const CaseSpec& spec) {
     if (!serves(spec)) return;

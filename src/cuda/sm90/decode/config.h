@@ -15,7 +15,7 @@ inline constexpr float kWeightCeiling = 16384.0f;  // 2^kWeightLimit
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kMasked = -1e30f;
 inline constexpr int kScheduleBytes = 96;
-inline constexpr int kMostMeanPairs = kHopperMeanPairs;
+inline constexpr int kMeanStepPairs = 8;  // pairs of a matrix instruction
 
 // kHeadTiles: query rows of a block / 4. A tile's 8 columns are 4 heads × {high byte, low byte} of
 // a 16-bit query. kTrellis: both sides have trellis codes, 2 bits, not affine.
@@ -28,6 +28,7 @@ struct DecodeConfig {
   static constexpr bool kAffine = kAffine_;
   static constexpr int kHeadTiles = kHeadTiles_, kRows = 4 * kHeadTiles_;
   static constexpr bool kMean = kMean_;  // adds the key mean as a logit term (mean.cuh)
+  static constexpr int kMostMeanPairs = kHeadDim / 2;
 
   static constexpr int kStages = 2;
   // Takes outputs to the raw basis itself (out_transform.cuh); else no register is left for it.
@@ -89,9 +90,10 @@ struct DecodeConfig {
   static constexpr int kTurnBegin = kCodedBytes > kExactBytes ? kCodedBytes : kExactBytes;
   static constexpr int kStageBytes = kTurnBegin + (kMean ? kMostMeanPairs * 8 : 0);
   static constexpr int kScratchStride = kHeadDim + 8;
-  static constexpr int kMeanTableBytes = kMean ? kMostMeanPairs / 8 * 4 * 2 * 512 : 0;
-  static constexpr int kMeanBytes =
-      kMeanTableBytes + (kMean ? kRows * (2 * kMostMeanPairs + 2) * 4 : 0);
+  static constexpr int kMeanTableBytes = kMean ? kMostMeanPairs / kMeanStepPairs * 2048 : 0;
+  // Floats of a row of coefficients: two rows lie in different banks.
+  static constexpr int kMeanStride = 2 * kMostMeanPairs + 16;
+  static constexpr int kMeanBytes = kMeanTableBytes + (kMean ? 2 * kRows * kMeanStride * 4 : 0);
   // As many warps as memory and registers hold (16 warps: 128 registers a thread).
   static constexpr int kBytesPerWarp = kStages * kStageBytes + kRows * kScratchStride * 4;
   static constexpr int kWarpBytes = 227 * 1024 - 8 * 1024 - kRows * kQueryRowBytes -

@@ -294,7 +294,10 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     if (s == 1) wait();
     producer.issue(params, s, warp, lane);
   }
-  if constexpr (C::kMean) mean.build_table(params, thread);
+  if constexpr (C::kMean) {
+    mean.build_table(params, thread);
+    if (thread == 0) mean.clear_large_steps();
+  }
   int stage = 0;
   uint32_t parity = 0;
   bool has_segment = true, is_first = true;
@@ -346,7 +349,10 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       }
     }
     finish_segment<C>(params, block.schedule, state, merge);
-    if (thread == 0) block.advance(params);
+    if (thread == 0) {
+      block.advance(params);
+      if constexpr (C::kMean) mean.clear_large_steps();
+    }
     __syncthreads();
     has_segment = block.is_valid;
   }

@@ -37,7 +37,7 @@ struct PrefillConfig {
   static constexpr int kScaleBytes = kPageTokens * 8;
   // With the mean: the page's row of the table of turns.
   static constexpr int kTurnBegin = kKeyBytes + kValueBytes + 2 * kScaleBytes;
-  static constexpr int kStageBytes = kTurnBegin + (kMean ? kHopperMeanPairs * 8 : 0);
+  static constexpr int kStageBytes = kTurnBegin + (kMean ? kHopperPrefillMeanPairs * 8 : 0);
 
   static constexpr int kQueryRowBytes = 2 * kHeadDim + 16;     // padded: rows start in other banks
   static constexpr int kCodedQueries = kStages * kStageBytes;  // float16, for codes
@@ -47,8 +47,9 @@ struct PrefillConfig {
       kQuerySums + kRows * 4;  // [steps of 8 pairs][high, low][matrices]
   static constexpr int kMeanPartBytes = kPageTokens * 16 * 2;
   static constexpr int kMeanCoefficients =
-      kMeanTable + (kMean ? kHopperMeanPairs / 8 * 2 * kMeanPartBytes : 0);
-  static constexpr int kMeanStride = 2 * kHopperMeanPairs + 8;  // floats a row, the constant behind
+      kMeanTable + (kMean ? kHopperPrefillMeanPairs / 8 * 2 * kMeanPartBytes : 0);
+  static constexpr int kMeanStride =
+      2 * kHopperPrefillMeanPairs + 8;  // floats a row, the constant behind
   static constexpr int kBarriers = kMeanCoefficients + (kMean ? kRows * kMeanStride * 4 : 0);
   static constexpr int kWords = kBarriers + kStages * 2 * 8;  // largest query, a flag
   static constexpr int kSharedBytes = kWords + 16;

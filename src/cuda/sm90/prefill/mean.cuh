@@ -31,7 +31,7 @@ __device__ __forceinline__ void stage_mean(const PrefillRows& rows, std::uint8_t
   const int count = 2 * mean.num_pairs + 1;
   for (int i = threadIdx.x; i < C::kRows * C::kMeanStride; i += C::kThreads) {
     const int row = i / C::kMeanStride, at = i % C::kMeanStride;
-    const int k = at == 2 * kHopperMeanPairs ? count - 1 : at < count - 1 ? at : -1;
+    const int k = at == 2 * kHopperPrefillMeanPairs ? count - 1 : at < count - 1 ? at : -1;
     float value = 0;
     if (row < num_rows && k >= 0) {
       value =
@@ -46,7 +46,7 @@ __device__ __forceinline__ void stage_mean(const PrefillRows& rows, std::uint8_t
 template <class C>
 __device__ __forceinline__ float mean_constant(const std::uint8_t* shared, int row) {
   return reinterpret_cast<const float*>(
-      shared + C::kMeanCoefficients)[row * C::kMeanStride + 2 * kHopperMeanPairs];
+      shared + C::kMeanCoefficients)[row * C::kMeanStride + 2 * kHopperPrefillMeanPairs];
 }
 
 // Adds the term, all but its constant. rows: of the warp's first row; turns: shared address of the

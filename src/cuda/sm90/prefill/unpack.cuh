@@ -88,7 +88,8 @@ struct PageBytes {
       unpack_values(stage + C::kKeyBytes, thread / 32, thread % 32);
     }
     if constexpr (C::kMean) {
-      if (thread < kHopperMeanPairs) ptx::store_shared_8(stage + C::kTurnBegin + 8 * thread, turn);
+      if (thread < kHopperPrefillMeanPairs)
+        ptx::store_shared_8(stage + C::kTurnBegin + 8 * thread, turn);
     }
     const bool is_key = thread < kPageTokens;
     const int token = thread % kPageTokens, bits = is_key ? C::kKeyBits : C::kValueBits;
