@@ -31,7 +31,7 @@ struct AttendShape {
   std::int32_t sliding_window = 0;
   bool has_copies = false;
   bool has_mean = false;
-  int mean_pairs = 0;  // MeanTerm::num_pairs; few pairs hold most of a mean (docs/kernels)
+  int mean_pairs = 0;  // MeanTerm::num_pairs
 };
 
 enum class AttendKernel {

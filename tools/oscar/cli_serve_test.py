@@ -58,6 +58,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         path = os.path.join(argument("--slot-save-path"), json.loads(body)["filename"])
         with open(path, "wb") as file:
             file.write(b"" if empty else b"0123456789")
+        if os.path.exists(os.path.join(argument("--slot-save-path"), "failing")):
+            return self.answer(500, {{"error": {{"message": "Unable to save slot"}}}})
         wrong = os.path.exists(os.path.join(argument("--slot-save-path"), "full"))
         self.answer(200, {{"n_saved": 0 if empty else 3, "n_written": 11 if wrong else 10}})
 
@@ -372,6 +374,11 @@ class BehindTheProxy(ServeTest):
         (self.slots / "full").touch()
         self.refused_request(save, name, "'good'", "10 bytes", status=500)
         (self.slots / "full").unlink()
+        (self.slots / "failing").touch()
+        self.refused_request(
+            save, name, "slot 0 could not be saved", "'good'", str(self.slots), status=500
+        )
+        (self.slots / "failing").unlink()
         self.assertEqual((self.slots / "good").read_bytes(), good)
 
         for target in (

@@ -262,6 +262,18 @@ std::string SlotProxy::answer_save(const SlotRequest& slot, const std::string& a
   const PartialSlotFile part(options_.slot_folder);
   const std::optional<HttpResponse> response =
       parse_response(ask("POST", slot.target(), auth, Json{{"filename", part.name()}}.dump()));
+  if (response && response->status == 500) {
+    // llama-server does not say which file, nor why.
+    std::error_code problem;
+    const fs::space_info space = fs::space(options_.slot_folder, problem);
+    const std::string folder = in_quotes(options_.slot_folder);
+    return error_response(
+        500, kServerError,
+        "slot " + std::to_string(slot.slot) + " could not be saved, " + in_quotes(name) +
+            " was not written; " +
+            (problem ? folder + ": " + problem.message()
+                     : folder + " has room for " + std::to_string(space.available) + " bytes"));
+  }
   if (!response || response->status != 200) return passed_on(response);
   Json body = Json::parse(response->body, nullptr, /*allow_exceptions=*/false);
   if (!body.is_object())
