@@ -202,16 +202,18 @@ class Slots(ServerTest):
             self.assertEqual(status, 200, answer)
             duration = time.monotonic() - started
         old = (folder / "state").read_bytes()
-        cut_short = partial = 0
+        cut_short = partial = attempt = 0
         attempts = 12 if FULL else 3
-        for attempt in range(attempts):
+        # Further ones where no kill came in time: a busy machine wakes this process late.
+        while attempt < attempts or (cut_short == 0 and attempt < 10 * attempts):
             server = Server(self.folder, *CACHE, "--slot-save-path", folder)
             server.complete(TEXT + f"Attempt {attempt}.", n_predict=0, id_slot=0)
             child = server.server_pid()
 
             saving = threading.Thread(target=save_ignoring_failures, args=[server])
             saving.start()
-            time.sleep(duration * (attempt + 0.5) / attempts)
+            time.sleep(duration * (attempt % attempts + 0.5) / attempts)
+            attempt += 1
             server.kill()
             saving.join()
             server.stop()
@@ -228,7 +230,7 @@ class Slots(ServerTest):
                 status, answer = fresh.slot("restore", 0, "state")
                 self.assertEqual(status, 200, answer)
                 self.assertEqual([path.name for path in folder.iterdir()], ["state"])
-        print(f"{cut_short} of {attempts} saves were cut short, {partial} while they were written")
+        print(f"{cut_short} of {attempt} saves were cut short, {partial} while they were written")
         self.assertGreater(cut_short, 0)
 
 
