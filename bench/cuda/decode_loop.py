@@ -18,11 +18,12 @@ predict, and the limit that free attention would set. Speedups are over the fast
 
 import ctypes
 import datetime
-import importlib.util
 import json
 import pathlib
+import runpy
 import statistics
 import sys
+import types
 
 import torch
 from bf16_caches import (
@@ -34,18 +35,9 @@ from bf16_caches import (
     stream_pointer,
 )
 
-
-def load_structs():
-    """The package's, from its file: the package itself needs liboscar, which is not built here."""
-    root = pathlib.Path(__file__).parents[2]
-    path = root / "python" / "oscar_kv" / "serving" / "cuda_structs.py"
-    spec = importlib.util.spec_from_file_location("cuda_structs", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-structs = load_structs()
+# The package's, by path: the package itself needs liboscar, which is not built here.
+STRUCTS = pathlib.Path(__file__).parents[2] / "python" / "oscar_kv" / "serving" / "cuda_structs.py"
+structs = types.SimpleNamespace(**runpy.run_path(str(STRUCTS)))
 SINKS, RECENT = 64, 256
 MODELS = {
     "qwen3-8b": {"layers": 36, "hidden": 4096, "q_heads": 32, "kv_heads": 8, "ffn": 12288},
