@@ -90,7 +90,11 @@ struct DecodeConfig {
   static constexpr int kTurnBegin = kCodedBytes > kExactBytes ? kCodedBytes : kExactBytes;
   static constexpr int kStageBytes = kTurnBegin + (kMean ? kMostMeanPairs * 8 : 0);
   static constexpr int kScratchStride = kHeadDim + 8;
-  static constexpr int kMeanTableBytes = kMean ? kMostMeanPairs / kMeanStepPairs * 2048 : 0;
+  // Of the table of cosines and sines: a slab's operands, of two slabs, of high and low parts.
+  static constexpr int kMeanSlabBytes = 512, kMeanPartBytes = 2 * kMeanSlabBytes;
+  static constexpr int kMeanStepBytes = 2 * kMeanPartBytes;
+  static constexpr int kMeanTableBytes =
+      kMean ? kMostMeanPairs / kMeanStepPairs * kMeanStepBytes : 0;
   // Floats of a row of coefficients: two rows lie in different banks.
   static constexpr int kMeanStride = 2 * kMostMeanPairs + 16;
   static constexpr int kMeanBytes = kMeanTableBytes + (kMean ? 2 * kRows * kMeanStride * 4 : 0);

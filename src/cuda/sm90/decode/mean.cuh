@@ -61,9 +61,9 @@ struct MeanStore {
       const int pair = kMeanStepPairs * step + 2 * (lane % 4) + word / 2;
       const float2 x = pair < num_pairs ? tile[token * num_pairs + pair] : float2{0, 0};
       const uint32_t high = ptx::pack_f16(x.x, x.y);
-      uint32_t* to = words + step * 512 + i % 256;
+      uint32_t* to = words + step * (C::kMeanStepBytes / 4) + i % (C::kMeanPartBytes / 4);
       to[0] = high;
-      to[256] = float16_rest(x, high);
+      to[C::kMeanPartBytes / 4] = float16_rest(x, high);
     }
   }
   // Once a segment.
@@ -135,7 +135,7 @@ struct MeanOperands {
                                            uint32_t table) const {
 #pragma unroll
     for (int slab = 0; slab < 2; ++slab) {
-      const uint4 a = ptx::load_shared_16(table + slab * 512);
+      const uint4 a = ptx::load_shared_16(table + slab * C::kMeanSlabBytes);
 #pragma unroll
       for (int i = 0; i < C::kHeadTiles; ++i) ptx::mma_f16(sums[slab][i], a, b[i][0], b[i][1]);
     }
@@ -176,24 +176,24 @@ __device__ __forceinline__ void add_mean(PageLogits<C>& logits, const AttendPara
       MeanOperands<C> operands[2];
       load(operands[0], step);
       load(operands[1], step + 1);
-      operands[0].multiply(sums, table + 2048 * step);
-      operands[1].multiply(sums, table + 2048 * step + 2048);
+      operands[0].multiply(sums, table + C::kMeanStepBytes * step);
+      operands[1].multiply(sums, table + C::kMeanStepBytes * (step + 1));
     }
     if (step < steps) {
       MeanOperands<C> operands;
       load(operands, step);
-      operands.multiply(sums, table + 2048 * step);
+      operands.multiply(sums, table + C::kMeanStepBytes * step);
     }
   } else {
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       MeanOperands<C> operands;
       load(operands, step);
-      operands.multiply(sums, table + 2048 * step);
+      operands.multiply(sums, table + C::kMeanStepBytes * step);
       if (!(large_steps >> step & 1)) continue;
-      operands.multiply(sums, table + 2048 * step + 1024);
+      operands.multiply(sums, table + C::kMeanStepBytes * step + C::kMeanPartBytes);
       operands.take_rest();
-      operands.multiply(sums, table + 2048 * step);
+      operands.multiply(sums, table + C::kMeanStepBytes * step);
     }
   }
 #pragma unroll
