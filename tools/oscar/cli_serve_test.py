@@ -376,7 +376,9 @@ class BehindTheProxy(ServeTest):
         (self.slots / "full").unlink()
         (self.slots / "failing").touch()
         self.refused_request(
-            save, name, "slot 0 could not be saved", "'good'", str(self.slots), status=500
+            *(save, name, "slot 0 could not be saved", "'good'", str(self.slots)),
+            "Unable to save slot",
+            status=500,
         )
         (self.slots / "failing").unlink()
         self.assertEqual((self.slots / "good").read_bytes(), good)

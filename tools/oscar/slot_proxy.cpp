@@ -263,16 +263,21 @@ std::string SlotProxy::answer_save(const SlotRequest& slot, const std::string& a
   const std::optional<HttpResponse> response =
       parse_response(ask("POST", slot.target(), auth, Json{{"filename", part.name()}}.dump()));
   if (response && response->status == 500) {
-    // llama-server does not say which file, nor why.
+    // llama-server does not say which file, and of a full disk not why.
     std::error_code problem;
     const fs::space_info space = fs::space(options_.slot_folder, problem);
     const std::string folder = in_quotes(options_.slot_folder);
+    const Json answer = Json::parse(response->body, nullptr, /*allow_exceptions=*/false);
+    const Json::json_pointer place("/error/message");
+    const bool is_text = answer.contains(place) && answer[place].is_string();
     return error_response(
         500, kServerError,
         "slot " + std::to_string(slot.slot) + " could not be saved, " + in_quotes(name) +
             " was not written; " +
             (problem ? folder + ": " + problem.message()
-                     : folder + " has room for " + std::to_string(space.available) + " bytes"));
+                     : folder + " has room for " + std::to_string(space.available) + " bytes") +
+            (is_text ? " (llama-server: " + in_quotes(answer[place].get<std::string>()) + ")"
+                     : ""));
   }
   if (!response || response->status != 200) return passed_on(response);
   Json body = Json::parse(response->body, nullptr, /*allow_exceptions=*/false);
