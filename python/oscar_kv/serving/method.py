@@ -143,9 +143,9 @@ def open_method(
         served = artefact
         if most_mean_pairs is not None:
             served, kept = limit_mean(artefact, most_mean_pairs)
-            if kept < 0.99:
+            if kept < 1.0:
                 warnings.append(
-                    f"{path}: mean_pairs {most_mean_pairs} keeps {kept:.1%} of a layer's key mean "
+                    f"{path}: mean_pairs {most_mean_pairs} keeps {kept:.4%} of a layer's key mean "
                     "apart; the rest is coded with the keys, which costs quality"
                 )
         if ranks > 1:
